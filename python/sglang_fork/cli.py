@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command-line front end: finds the command's module, parses its arguments, turns errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import pkgutil
+import sys
+from types import ModuleType
+from typing import NoReturn
+
+from sglang_fork import commands
+from sglang_fork.errors import ForkError
+
+
+def command_names() -> list[str]:
+    """All command names, sorted; a module ``foo_bar`` is the command ``foo-bar``."""
+    return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(commands.__path__))
+
+
+def load_command(name: str) -> ModuleType:
+    """The module of a command that ``command_names`` lists."""
+    return importlib.import_module(f"sglang_fork.commands.{name.replace('-', '_')}")
+
+
+def near(word: str, known: list[str]) -> str:
+    """A hint naming the known words close to ``word``."""
+    lowered = {k.lower(): k for k in known}
+    hits = [lowered[h] for h in difflib.get_close_matches(word.lower(), lowered, n=3, cutoff=0.5)]
+    return f"did you mean: {', '.join(hits)}?" if hits else "./sglang.sh help lists all"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ForkErrors with near matches, never a usage dump."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ForkError(message, f"see {self.prog} --help")
+
+    def parse(self, argv: list[str]) -> argparse.Namespace:
+        args, rest = self.parse_known_args(argv)
+        if rest:
+            flags = [option for action in self._actions for option in action.option_strings]
+            hint = near(rest[0], flags) if rest[0].startswith("-") else f"see {self.prog} --help"
+            raise ForkError(f"{self.prog}: unknown argument {rest[0]}", hint)
+        return args
+
+
+def run_command(name: str, argv: list[str]) -> int:
+    module = load_command(name)
+    parser = Parser(prog=f"sglang.sh {name}", description=module.HELP, allow_abbrev=False)
+    module.add_arguments(parser)
+    return int(module.run(parser.parse(argv)))
+
+
+def print_help() -> int:
+    print("usage: ./sglang.sh COMMAND [ARGUMENTS]\n\ncommands:")
+    for name in command_names():
+        print(f"  {name:16} {load_command(name).HELP}")
+    return 0
+
+
+def dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("help", "-h", "--help"):
+        return print_help()
+    name, rest = argv[0], argv[1:]
+    if name in command_names():
+        return run_command(name, rest)
+    raise ForkError(f"unknown command {name}", near(name, command_names()))
+
+
+def main(argv: list[str]) -> int:
+    try:
+        return dispatch(argv)
+    except ForkError as error:
+        print(f"sglang.sh: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("sglang.sh: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 141
