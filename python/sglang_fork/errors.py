@@ -7,8 +7,8 @@ from __future__ import annotations
 class ForkError(Exception):
     """A failure that a user can act on.
 
-    ``message`` says what is wrong, ``hint`` the way out. ``code`` is the exit status: 2 for bad input (the default),
-    1 for a failure of something that the input did not cause.
+    ``message`` says what is wrong, ``hint`` the way out. ``code`` is the exit status: 2 for bad input (the
+    default), 1 for a failure of something that the input did not cause.
     """
 
     def __init__(self, message: str, hint: str | None = None, code: int = 2) -> None:
