@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from sglang_fork.stack import apply, base, export, wheel, workspace
 from sglang_fork.stack.git import Git, init, isolated_env
 

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from sglang_fork.errors import ForkError
 from sglang_fork.stack import base, wheel, workspace
 from sglang_fork.stack.git import Git, init, isolated_env
