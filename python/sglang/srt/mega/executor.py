@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The object that SGLang's binding installs: a model's plan, its bound kernels and the dispatch of covered
+steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from sglang.kernels.plugin_kernels.nvidia.spec import Step
+from sglang.srt.mega.parity import ParityRunner, Written
+from sglang.srt.mega.plan import Plan
+from sglang.srt.mega.slots import Slot
+from sglang.srt.mega.step import ActiveStep, Kernel, activate, run_kernel
+from sglang.srt.mega.view import view_of
+
+logger = logging.getLogger(__name__)
+
+DECODE, VERIFY = "decode", "target_verify"
+
+
+class Executor:
+    """A ``BuiltMegakernel`` (API version 2) made of slots.
+
+    A covered step runs the model's own forward with the step active, so every part that no kernel replaces is
+    SGLang's code. ``kernels`` maps (slot, id of layer module) to the kernel bound to that layer. ``modes``
+    are the forward modes it covers. ``written`` names the buffers that a slot writes, for parity.
+    """
+
+    draft_sampler = None
+    draft_loop = None
+    draft_extend = None
+    begin_draft_round = None
+    graph_variants = None
+    speculative_runtime_hooks = None
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        slots: Mapping[str, Slot],
+        plan: Plan,
+        kernels: Mapping[tuple[str, int], Kernel],
+        modes: frozenset[str],
+        written: Callable[[str, Any, Any], Written] = lambda slot, layer, view: {},
+        parity_rank: int | None = None,
+        extra_bytes: int = 0,
+    ) -> None:
+        self.name = name
+        self.slots = slots
+        self.step_plan = plan
+        self.widths = plan.widths
+        self.modes = modes
+        self.extra_bytes = extra_bytes
+        self._by_width = {
+            rows: {key: k for key, k in kernels.items() if key[0] in plan.kernels(rows)}
+            for rows in plan.widths
+        }
+        self.parity = None if parity_rank is None else ParityRunner(slots, written, parity_rank)
+
+    def summary(self) -> str:
+        """What runs: the kernels of the widest and of the narrowest step."""
+        narrow, wide = self.widths[0], self.widths[-1]
+        text = f"{narrow} rows: {_names(self.step_plan, narrow)}"
+        return text if wide == narrow else f"{text}; {wide} rows: {_names(self.step_plan, wide)}"
+
+    def plan(self, input_ids: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Step | None:
+        """The step to run, from the forward mode and the row count alone, so that every rank decides the
+        same.
+        """
+        mode = forward_batch.forward_mode
+        name = VERIFY if mode.is_target_verify() else DECODE if mode.is_decode() else None
+        rows = 0 if input_ids is None else int(input_ids.shape[0])
+        if name not in self.modes or rows not in self._by_width:
+            return None
+        return Step(mode=name, rows=rows)
+
+    def forward(self, step: Step, original: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Run the model's forward (``input_ids, positions, forward_batch, ...``) with the step active."""
+        _, positions, forward_batch = args[:3]
+        runner = run_kernel if self.parity is None else self.parity
+        active = ActiveStep(view_of(positions, forward_batch), self._by_width[step.rows], runner)
+        with activate(active):
+            return original(*args, **kwargs)
+
+
+class Extra(msgspec.Struct, frozen=True):
+    """Derived weight copies of a slot, in bytes a rank, and what they hold."""
+
+    slot: str
+    bytes: int
+    what: str
+
+
+def log_extra_memory(extras: list[Extra], kv_bytes_per_token: int) -> int:
+    """Log each derived copy with the KV tokens it costs; returns the bytes in all."""
+    for extra in extras:
+        tokens = extra.bytes // kv_bytes_per_token if kv_bytes_per_token else 0
+        logger.info(
+            "megakernel slot %s: %s takes %.1f MiB, %d KV tokens",
+            extra.slot,
+            extra.what,
+            extra.bytes / 2**20,
+            tokens,
+        )
+    return sum(extra.bytes for extra in extras)
+
+
+def _names(plan: Plan, rows: int) -> str:
+    return ", ".join(sorted(plan.kernels(rows))) or "stock"

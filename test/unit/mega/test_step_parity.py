@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guarded call and parity mode, on a toy layer that writes a state buffer."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang.srt.mega import slots as s
+from sglang.srt.mega import step as steps
+from sglang.srt.mega.parity import ParityError, ParityRunner, difference
+
+
+class Layer:
+    """Doubles its input and adds it into row ``view.row`` of ``state``."""
+
+    def __init__(self, layer_id=3):
+        self.layer_id = layer_id
+        self.state = torch.zeros(4, 2)
+        self.stock_calls = 0
+
+    def part(self, x):
+        self.stock_calls += 1
+        self.state[1] += x
+        return 2 * x
+
+    def forward(self, x):
+        return steps.call("double", self, self.part, x)
+
+
+def table(numerics):
+    return s.table([s.Slot("double", 1, 8, numerics, stock="Layer.part", writes=("state",))])
+
+
+BITWISE = table(s.Numerics(s.BITWISE, test="t"))
+CLOSE = table(s.Numerics(s.TOLERANCE, test="t", rtol=1e-2))
+
+
+def run(layer, kernel, slots=None):
+    runner = steps.run_kernel
+    if slots is not None:
+        runner = ParityRunner(slots, lambda slot, layer, view: {"state": (layer.state, 1)}, rank=5)
+    active = steps.ActiveStep(SimpleNamespace(), {("double", id(layer)): kernel}, runner)
+    x = torch.tensor([1.0, 3.0])
+    with steps.activate(active):
+        assert steps.covers("double", layer)
+        out = layer.forward(x)
+    assert not steps.covers("double", layer)
+    return out, runner
+
+
+def good(layer):
+    def kernel(view, x):
+        layer.state[1] += x
+        return x + x
+
+    return kernel
+
+
+def test_outside_a_step_and_without_a_kernel_the_stock_part_runs():
+    layer = Layer()
+    assert torch.equal(layer.forward(torch.ones(2)), torch.full((2,), 2.0))
+    with steps.activate(steps.ActiveStep(SimpleNamespace(), {})):
+        layer.forward(torch.ones(2))
+    assert layer.stock_calls == 2
+
+
+def test_the_kernel_replaces_the_stock_part():
+    layer = Layer()
+    out, _ = run(layer, good(layer))
+    assert torch.equal(out, torch.tensor([2.0, 6.0])) and layer.stock_calls == 0
+
+
+def test_a_step_inside_a_step_is_refused_and_the_outer_one_ends():
+    outer = steps.ActiveStep(SimpleNamespace(), {})
+    with pytest.raises(RuntimeError, match="already running"), steps.activate(outer), steps.activate(outer):
+        pass
+    with steps.activate(outer):
+        pass
+
+
+def test_parity_restores_the_written_buffers_and_keeps_the_stock_result():
+    layer = Layer()
+    out, runner = run(layer, good(layer), BITWISE)
+    assert torch.equal(out, torch.tensor([2.0, 6.0]))
+    assert torch.equal(layer.state[1], torch.tensor([1.0, 3.0])), "the state was written twice or not at all"
+    assert layer.stock_calls == 1 and runner.seen == {"double": (2, 0.0)}
+
+
+def wrong_output(layer):
+    def kernel(view, x):
+        layer.state[1] += x
+        return 2 * x + 1
+
+    return kernel
+
+
+def wrong_state(layer):
+    def kernel(view, x):
+        layer.state[1] += 2 * x
+        return 2 * x
+
+    return kernel
+
+
+def no_state(layer):
+    return lambda view, x: 2 * x
+
+
+def nan_output(layer):
+    def kernel(view, x):
+        layer.state[1] += x
+        return torch.full_like(x, float("nan"))
+
+    return kernel
+
+
+@pytest.mark.parametrize("planted", [wrong_output, wrong_state, no_state, nan_output])
+@pytest.mark.parametrize("slots", [BITWISE, CLOSE], ids=["bitwise", "tolerance"])
+def test_a_planted_wrong_kernel_is_named(planted, slots):
+    layer = Layer()
+    with pytest.raises(ParityError, match=r"slot double, layer 3, rank 5: (output|state)"):
+        run(layer, planted(layer), slots)
+
+
+def test_a_difference_within_the_tolerance_passes_and_is_kept():
+    layer = Layer()
+
+    def kernel(view, x):
+        layer.state[1] += x
+        return 2 * x + 1e-3
+
+    _, runner = run(layer, kernel, CLOSE)
+    assert 0 < runner.seen["double"][1] < 1e-2
+    with pytest.raises(ParityError):
+        run(Layer(), lambda view, x: 2 * x + 1e-3, BITWISE)
+
+
+def test_the_inputs_that_a_kernel_overwrites_reach_the_stock_part_unchanged():
+    layer = Layer()
+
+    def kernel(view, x):
+        layer.state[1] += x
+        out = 2 * x
+        x.zero_()
+        return out
+
+    out, _ = run(layer, kernel, BITWISE)
+    assert torch.equal(out, torch.tensor([2.0, 6.0]))
+
+
+def test_difference_is_relative_to_the_largest_value_and_strict_about_shape_and_nan():
+    assert difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])) == 0.5
+    assert difference(torch.ones(2), torch.ones(3)) == float("inf")
+    assert difference(torch.ones(2), torch.ones(2).double()) == float("inf")
+    assert difference(torch.tensor([float("nan")]), torch.tensor([1.0])) == float("inf")
+    assert difference(torch.tensor([float("inf"), 1.0]), torch.tensor([float("inf"), 1.0])) == 0.0
+    assert difference(torch.tensor([1e-9]), torch.tensor([0.0])) == float("inf")
+    assert difference(torch.empty(0), torch.empty(0)) == 0.0
