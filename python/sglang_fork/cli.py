@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import pkgutil
 import sys
 from types import ModuleType
 from typing import NoReturn
 
-from sglang_fork import commands
+from sglang_fork import commands, preset
 from sglang_fork.errors import ForkError
+from sglang_fork.suggest import near
 
 
 def command_names() -> list[str]:
@@ -23,13 +23,6 @@ def command_names() -> list[str]:
 def load_command(name: str) -> ModuleType:
     """The module of a command that ``command_names`` lists."""
     return importlib.import_module(f"sglang_fork.commands.{name.replace('-', '_')}")
-
-
-def near(word: str, known: list[str]) -> str:
-    """A hint naming the known words close to ``word``."""
-    lowered = {k.lower(): k for k in known}
-    hits = [lowered[h] for h in difflib.get_close_matches(word.lower(), lowered, n=3, cutoff=0.5)]
-    return f"did you mean: {', '.join(hits)}?" if hits else "./sglang.sh help lists all"
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,10 +47,23 @@ def run_command(name: str, argv: list[str]) -> int:
     return int(module.run(parser.parse(argv)))
 
 
+def run_preset(name: str, argv: list[str]) -> int:
+    """Launch a preset. Words after ``--`` belong to the server."""
+    from sglang_fork.launch import start
+
+    cut = argv.index("--") if "--" in argv else len(argv)
+    parser = Parser(prog=f"sglang.sh {name}", description=start.HELP, allow_abbrev=False)
+    start.add_arguments(parser)
+    return start.run(name, parser.parse(argv[:cut]), argv[cut + 1 :])
+
+
 def print_help() -> int:
     print("usage: ./sglang.sh COMMAND [ARGUMENTS]\n\ncommands:")
     for name in command_names():
         print(f"  {name:16} {load_command(name).HELP}")
+    print("\nor ./sglang.sh PRESET [--dry-run] [--tiny] [--on MACHINE] [-- SERVER ARGUMENTS] with one of:")
+    for name in preset.names():
+        print(f"  {name}")
     return 0
 
 
@@ -67,7 +73,9 @@ def dispatch(argv: list[str]) -> int:
     name, rest = argv[0], argv[1:]
     if name in command_names():
         return run_command(name, rest)
-    raise ForkError(f"unknown command {name}", near(name, command_names()))
+    if (found := preset.find(name)) is not None:
+        return run_preset(found, rest)
+    raise ForkError(f"unknown command or preset {name}", near(name, [*command_names(), *preset.names()]))
 
 
 def main(argv: list[str]) -> int:
