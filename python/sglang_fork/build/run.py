@@ -23,7 +23,8 @@ from sglang_fork.lock.check import require_lock, wheel_metadata
 from sglang_fork.paths import ROOT, state_dir
 from sglang_fork.stack import workspace
 from sglang_fork.stack.apply import AppliedTree, apply_stack
-from sglang_fork.stack.wheel import Platform, fetch_base_wheel, native_platform
+from sglang_fork.stack.platforms import Platform, native_platform
+from sglang_fork.stack.wheel import fetch_base_wheel
 
 
 @dataclass(frozen=True)

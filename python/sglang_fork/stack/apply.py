@@ -15,6 +15,7 @@ from sglang_fork.errors import ForkError
 from sglang_fork.paths import ROOT
 from sglang_fork.stack import base, overlay, wheel, workspace
 from sglang_fork.stack.git import Git
+from sglang_fork.stack.platforms import Platform
 from sglang_fork.stack.series import Series, patch_files, read_series
 
 _AM = (
@@ -43,7 +44,7 @@ class AppliedTree:
 
 
 def apply_stack(
-    platform: wheel.Platform | None = None, checkout: Path = ROOT, discard: bool = False
+    platform: Platform | None = None, checkout: Path = ROOT, discard: bool = False
 ) -> AppliedTree:
     """Bring ``.sglang/src`` to base + patches + overlay; do nothing when it is there already.
 

@@ -10,60 +10,18 @@ only that file.
 from __future__ import annotations
 
 import hashlib
-import os
-import platform
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_fork.errors import ForkError
 from sglang_fork.paths import ROOT, state_dir
+from sglang_fork.stack import pip
+from sglang_fork.stack.platforms import Platform, native_platform
+from sglang_fork.stack.series import read_series
 
 SUMS = "base-wheels.sha256"
-PYTHONS = ("cp311", "cp312", "cp313")
-MACHINES = ("x86_64", "aarch64")
-
-
-@dataclass(frozen=True)
-class Platform:
-    """A wheel's platform: CPython tag (``cp311``) and machine (``x86_64``)."""
-
-    python: str
-    machine: str
-
-    def __post_init__(self) -> None:
-        if self.python not in PYTHONS or self.machine not in MACHINES:
-            raise ForkError(
-                f"no SGLang wheel for {self.python} on {self.machine}",
-                f"there are wheels for {', '.join(PYTHONS)} on {' and '.join(MACHINES)}",
-            )
-
-    @property
-    def python_version(self) -> str:
-        """``cp311`` as ``3.11``."""
-        return f"{self.python[2]}.{self.python[3:]}"
-
-    def wheel_name(self, version: str) -> str:
-        """The file name of upstream's wheel of ``version``."""
-        return f"sglang-{version}-{self.python}-{self.python}-manylinux_2_34_{self.machine}.whl"
-
-
-ALL_PLATFORMS = tuple(Platform(python, machine) for python in PYTHONS for machine in MACHINES)
-
-
-def native_platform() -> Platform:
-    """The running Python's platform; where upstream has no wheel for it, x86_64 cp312, whose sources are the
-    same.
-    """
-    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-    machine = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
-    if python in PYTHONS and machine in MACHINES:
-        return Platform(python, machine)
-    return Platform("cp312", "x86_64")
 
 
 def read_sums(patches: Path) -> dict[str, str]:
@@ -104,80 +62,44 @@ def fetch_base_wheel(platform: Platform | None = None, patches: Path | None = No
 
     Raises ForkError when the wheel's SHA-256 is not the pinned one; a corrupt file never stays in ``wheels``.
     """
-    from sglang_fork.stack.series import read_series
-
     patches = patches or ROOT / "patches"
-    name = (platform or native_platform()).wheel_name(read_series(patches).version)
+    platform = platform or native_platform()
+    version = read_series(patches).version
     sums = read_sums(patches)
-    if name not in sums:
-        raise ForkError(f"patches/{SUMS} has no sum for {name}")
-    kept = wheels_dir() / name
-    if kept.exists():
-        if sha256(kept) == sums[name]:
-            return kept
-        kept.unlink()
-        print(f"wheel: {name} was corrupt and is fetched again", file=sys.stderr)
-    return download(platform or native_platform(), read_series(patches).version, sums[name])
+    if platform.wheel_name(version) not in sums:
+        raise ForkError(f"patches/{SUMS} has no sum for {platform.wheel_name(version)}")
+    return fetch(platform, version, sums[platform.wheel_name(version)])
 
 
-def download(platform: Platform, version: str, expected: str | None) -> Path:
-    """Fetch one wheel with pip into ``wheels``; ``expected`` is its SHA-256, None where not known yet."""
+def fetch_release(platform: Platform, version: str) -> Path:
+    """The wheel of a release that is not pinned here, verified against the sum that the index publishes for
+    it.
+    """
+    return fetch(platform, version, pip.published_sum(platform, version))
+
+
+def fetch(platform: Platform, version: str, expected: str) -> Path:
+    """A wheel whose SHA-256 is ``expected``: the one in ``wheels`` when it is right, else a fresh one."""
     name = platform.wheel_name(version)
     folder = wheels_dir()
+    kept = folder / name
+    if kept.exists():
+        if sha256(kept) == expected:
+            return kept
+        kept.unlink()
+        print(f"wheel: {name} in {folder} was not the expected file and is fetched again", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
-        _pip(["download", "--quiet", *selector(platform), "--dest", scratch, f"sglang=={version}"], name)
+        pip.download(platform, version, Path(scratch))
         got = Path(scratch, name)
         if not got.exists():
             names = ", ".join(p.name for p in Path(scratch).iterdir()) or "nothing"
             raise ForkError(f"asked pip for {name}, got {names}", code=1)
         digest = sha256(got)
-        if expected is not None and digest != expected:
+        if digest != expected:
             raise ForkError(
                 f"{name} is not the pinned file: sha256 {digest}, pinned {expected}",
                 "fetch it from a source you trust, or, if upstream replaced the file, review it and re-pin",
             )
-        got.replace(folder / name)
-    return folder / name
-
-
-def selector(platform: Platform) -> list[str]:
-    """pip's arguments that choose exactly one wheel, whatever machine pip runs on."""
-    return [
-        "--no-deps",
-        "--only-binary=:all:",
-        f"--python-version={platform.python_version}",
-        "--implementation=cp",
-        f"--abi={platform.python}",
-        f"--platform=manylinux_2_34_{platform.machine}",
-    ]
-
-
-def pip_command() -> list[str]:
-    """pip of the running Python, or pip run by uv where that Python has none."""
-    probe = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, env=_plain_env())
-    if probe.returncode == 0:
-        return [sys.executable, "-m", "pip"]
-    uv = shutil.which("uv", path=f"{state_dir() / 'tools'}{os.pathsep}{os.environ.get('PATH', '')}")
-    if uv is not None:
-        return [uv, "run", "--no-project", "--python", sys.executable, "--with", "pip", "python", "-m", "pip"]
-    raise ForkError(
-        f"{sys.executable} has no pip and uv is not on PATH",
-        "install pip (python -m ensurepip), or uv, or put the wheel into .sglang/wheels by hand",
-    )
-
-
-def _plain_env() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-
-
-def _pip(args: list[str], what: str) -> str:
-    done = subprocess.run([*pip_command(), *args], capture_output=True, text=True, env=_plain_env())
-    if done.returncode:
-        tail = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise ForkError(
-            f"pip could not fetch {what}:\n{tail}",
-            f"check the network and pip's configuration, or put the file into {wheels_dir()} by hand",
-            code=1,
-        )
-    return done.stdout
+        got.replace(kept)
+    return kept

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_fork.stack import apply, base, export, wheel, workspace
+from sglang_fork.stack import apply, base, export, pip, platforms, wheel, workspace
 from sglang_fork.stack.git import Git, init, isolated_env
 
 MODEL = """\
@@ -45,7 +45,7 @@ FILES = {
 }
 
 
-def build_wheel(folder: Path, version: str, platform: wheel.Platform, files: dict[str, bytes]) -> Path:
+def build_wheel(folder: Path, version: str, platform: platforms.Platform, files: dict[str, bytes]) -> Path:
     """A wheel holding ``files``, a compiled extension of this platform alone, and metadata."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / platform.wheel_name(version)
@@ -88,7 +88,7 @@ class Fork:
 
     def release(self, version: str, files: dict[str, bytes]) -> dict[str, str]:
         """Publish upstream's wheels of ``version``; returns their sums."""
-        made = [build_wheel(self.index, version, p, files) for p in wheel.ALL_PLATFORMS]
+        made = [build_wheel(self.index, version, p, files) for p in platforms.ALL_PLATFORMS]
         return {p.name: wheel.sha256(p) for p in made}
 
     def write(self, path: str, content: str | bytes) -> Path:
@@ -132,13 +132,16 @@ def fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fork]:
     monkeypatch.setenv("SGLANG_FORK_HOME", str(tmp_path / "state"))
     made = Fork(tmp_path / "checkout", tmp_path / "index")
 
-    def fetch(args: list[str], what: str) -> str:
-        source = made.index / what
+    def download(platform: platforms.Platform, version: str, folder: Path) -> None:
+        source = made.index / platform.wheel_name(version)
         if source.exists():
-            shutil.copy(source, args[args.index("--dest") + 1])
-        return ""
+            shutil.copy(source, folder)
 
-    monkeypatch.setattr(wheel, "_pip", fetch)
+    def published_sum(platform: platforms.Platform, version: str) -> str:
+        return wheel.sha256(made.index / platform.wheel_name(version))
+
+    monkeypatch.setattr(pip, "download", download)
+    monkeypatch.setattr(pip, "published_sum", published_sum)
     sums = made.release("1.0", FILES)
     made.write(f"patches/{wheel.SUMS}", wheel.sums_text(sums))
     made.write("python/sglang/srt/mega/__init__.py", "# added\n")
@@ -150,7 +153,7 @@ def fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fork]:
 def base_tree(repo: Path, index: Path, version: str = "1.0") -> str:
     """The tree id of a synthetic release."""
     git = init(repo)
-    commit = base.vendor(git, index / wheel.native_platform().wheel_name(version), version)
+    commit = base.vendor(git, index / platforms.native_platform().wheel_name(version), version)
     return git.out("rev-parse", f"{commit}^{{tree}}")
 
 

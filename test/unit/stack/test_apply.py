@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_fork.errors import ForkError
-from sglang_fork.stack import base, wheel, workspace
+from sglang_fork.stack import base, platforms, wheel, workspace
 from sglang_fork.stack.git import Git, init, isolated_env
 
 from .conftest import FILES, Fork, base_tree, build_wheel
@@ -53,9 +53,9 @@ def test_changed_added_file_rewrites_that_file_alone(fork: Fork) -> None:
     assert not (fork.src / "sglang/srt/mega/__init__.py").exists()
 
 
-@pytest.mark.parametrize("platform", wheel.ALL_PLATFORMS, ids=lambda p: f"{p.python}-{p.machine}")
+@pytest.mark.parametrize("platform", platforms.ALL_PLATFORMS, ids=lambda p: f"{p.python}-{p.machine}")
 def test_every_platforms_wheel_gives_the_same_base(
-    fork: Fork, platform: wheel.Platform, tmp_path: Path
+    fork: Fork, platform: platforms.Platform, tmp_path: Path
 ) -> None:
     git = init(tmp_path / "other")
     commit = base.vendor(git, wheel.fetch_base_wheel(platform, fork.patches), "1.0")
@@ -64,8 +64,8 @@ def test_every_platforms_wheel_gives_the_same_base(
 
 
 def test_foreign_wheel_serves_this_machine(fork: Fork) -> None:
-    machine = "aarch64" if wheel.native_platform().machine == "x86_64" else "x86_64"
-    foreign = fork.apply(platform=wheel.Platform("cp312", machine))
+    machine = "aarch64" if platforms.native_platform().machine == "x86_64" else "x86_64"
+    foreign = fork.apply(platform=platforms.Platform("cp312", machine))
     assert machine in foreign.wheel.name
     assert not fork.apply().changed
 
@@ -90,7 +90,7 @@ def refused(fork: Fork, match: str) -> None:
 
 
 def test_corrupt_wheel(fork: Fork) -> None:
-    name = wheel.native_platform().wheel_name("1.0")
+    name = platforms.native_platform().wheel_name("1.0")
     good = (fork.index / name).read_bytes()
     (fork.index / name).write_bytes(good[:-1] + b"x")
     refused(fork, "is not the pinned file")
@@ -106,13 +106,13 @@ def test_corrupt_kept_wheel_is_fetched_again(fork: Fork) -> None:
 
 
 def test_wheel_that_pip_cannot_find(fork: Fork) -> None:
-    (fork.index / wheel.native_platform().wheel_name("1.0")).unlink()
+    (fork.index / platforms.native_platform().wheel_name("1.0")).unlink()
     refused(fork, "asked pip for sglang-1.0")
 
 
 def test_base_tree_that_is_not_the_pinned_one(fork: Fork) -> None:
     files = FILES | {"sglang/version.py": b"VERSION = 'other'\n"}
-    platform = wheel.native_platform()
+    platform = platforms.native_platform()
     path = build_wheel(fork.index, "1.0", platform, files)
     sums = wheel.read_sums(fork.patches) | {path.name: wheel.sha256(path)}
     fork.write(f"patches/{wheel.SUMS}", wheel.sums_text(sums))
