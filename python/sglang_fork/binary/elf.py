@@ -42,7 +42,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A dynamic symbol. ``library`` and ``version`` are the version it asks for, empty where it asks for none."""
+    """A dynamic symbol. ``library`` and ``version``: the version it asks for, empty for none."""
 
     name: str
     defined: bool
@@ -77,7 +77,8 @@ class Elf:
         try:
             size = _SECTION.size
             rows = [
-                _SECTION.unpack_from(self._data, self._sections_at + i * size) for i in range(self._section_count)
+                _SECTION.unpack_from(self._data, self._sections_at + i * size)
+                for i in range(self._section_count)
             ]
         except struct.error:
             raise NotElfError(f"{self.path.name}: cut off") from None
@@ -102,7 +103,9 @@ class Elf:
     @cached_property
     def run_paths(self) -> tuple[str, ...]:
         """The folders of DT_RPATH and DT_RUNPATH."""
-        return tuple(part for tag in (_RPATH, _RUNPATH) for text in self._dynamic(tag) for part in text.split(":"))
+        return tuple(
+            part for tag in (_RPATH, _RUNPATH) for text in self._dynamic(tag) for part in text.split(":")
+        )
 
     def symbols(self) -> Iterator[Symbol]:
         """The dynamic symbols that have a name."""
@@ -118,7 +121,9 @@ class Elf:
         raw = self._data[table.offset : table.offset + table.size]
         for i, (name, _, _, section, _, _) in enumerate(_SYMBOL.iter_unpack(raw)):
             if name:
-                library, version = wanted.get(indices[i] & 0x7FFF, ("", "")) if indices is not None else ("", "")
+                library, version = (
+                    wanted.get(indices[i] & 0x7FFF, ("", "")) if indices is not None else ("", "")
+                )
                 yield Symbol(self._text(strings + name), section != 0, library, version)
 
     def _version_needs(self) -> dict[int, tuple[str, str]]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fork's wheel: upstream's wheel of a platform with its sources replaced by the patched tree.
 
-The bytes of the result depend on upstream's wheel and the tree alone: members are sorted and stored uncompressed
-(deflate's output differs between zlib builds), with one modification time and one mode, and RECORD is written by a
-CSV writer because hundreds of upstream's file names hold commas.
+The bytes of the result depend on upstream's wheel and the tree alone: members are sorted and stored
+uncompressed (deflate's output differs between zlib builds), with one modification time and one mode, and
+RECORD is written by a CSV writer because hundreds of upstream's file names hold commas.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def wheel_name(upstream: Path, local: str) -> str:
 
 
 def tree_files(repository: Path, tree_hash: str) -> dict[str, bytes]:
-    """Every file of a git tree by its path; only what is committed, so caches and extensions never leak in."""
+    """Every file of a git tree by its path: only what is committed, so no cache ever leaks in."""
     git = Git(repository)
     listing = git.run("ls-tree", "-r", "-z", "--full-tree", tree_hash).stdout
     entries = [entry.partition(b"\t") for entry in listing.split(b"\0") if entry]
@@ -63,8 +63,8 @@ def repack(
 ) -> Path:
     """Write the fork's wheel into folder ``out`` and return its path.
 
-    ``sources``: the patched tree, path to content. From ``upstream`` come its compiled extensions and its metadata.
-    ``licenses``: a folder whose LICENSE and NOTICE go beside upstream's licence.
+    ``sources``: the patched tree, path to content. From ``upstream`` come its compiled extensions and its
+    metadata. ``licenses``: a folder whose LICENSE and NOTICE go beside upstream's licence.
     """
     members = _upstream_members(upstream)
     info, new_info, version = _dist_info(upstream, local)
@@ -77,7 +77,7 @@ def repack(
 
 
 def repack_editable(upstream: Path, tree: Path, local: str, out: Path) -> Path:
-    """Write a wheel of metadata and a ``.pth`` file that names ``tree``, and put the extensions into ``tree``."""
+    """Write a wheel of metadata and a ``.pth`` file naming ``tree``; put the extensions into ``tree``."""
     members = _upstream_members(upstream)
     info, new_info, version = _dist_info(upstream, local)
     for name, content in members.items():
@@ -108,7 +108,9 @@ def _upstream_members(wheel: Path) -> dict[str, bytes]:
     """The wheel's extensions and metadata; reading verifies each member's checksum."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            wanted = [m for m in archive.infolist() if m.filename.endswith(".so") or ".dist-info/" in m.filename]
+            wanted = [
+                m for m in archive.infolist() if m.filename.endswith(".so") or ".dist-info/" in m.filename
+            ]
             return {m.filename: archive.read(m) for m in wanted if not m.is_dir()}
     except (zipfile.BadZipFile, EOFError, OSError) as error:
         raise ForkError(f"{wheel.name} cannot be read: {error}", f"delete {wheel} and build again") from None
@@ -141,7 +143,7 @@ def _with_version(content: bytes, upstream: Path, version: str) -> bytes:
 
 
 def write_wheel(target: Path, files: dict[str, bytes], info: str) -> Path:
-    """Write the archive under another name and move it into place, so that no half-written wheel is ever found."""
+    """Write the archive under another name and move it into place: no half-written wheel is ever found."""
     record = io.StringIO()
     rows = csv.writer(record, lineterminator="\n")
     for name, content in sorted(files.items()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""uv, which makes and fills the environment: the one on PATH, or one installed by hash into the state folder."""
+"""uv, which makes and fills the environment: PATH's, or one installed by hash into the state folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OLDEST = (0, 8)
 
 
 def uv_version(executable: str | Path) -> tuple[int, ...] | None:
-    """The version that an executable prints, None where it does not run (as a version manager's shim may not)."""
+    """The version that an executable prints, None where it does not run (a shim may not)."""
     try:
         done = subprocess.run([str(executable), "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -51,7 +51,7 @@ def ensure_uv() -> Path:
     pip = [sys.executable, "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True, env=plain_env()).returncode:
         raise ForkError(
-            f"needs uv {'.'.join(map(str, OLDEST))} or newer, and {sys.executable} has no pip to install it with",
+            f"needs uv {'.'.join(map(str, OLDEST))} or newer, and {sys.executable} has no pip to install it",
             f"install uv, or pip: {sys.executable} -m ensurepip",
         )
     options = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:", "--target", str(target)]
@@ -61,7 +61,9 @@ def ensure_uv() -> Path:
     if done.returncode:
         shutil.rmtree(target, ignore_errors=True)
         tail = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise ForkError(f"pip could not install uv {version}:\n{tail}", "check the network, or install uv", code=1)
+        raise ForkError(
+            f"pip could not install uv {version}:\n{tail}", "check the network, or install uv", code=1
+        )
     link = tools / "uv"
     link.unlink(missing_ok=True)
     link.symlink_to(target / "bin" / "uv")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a profile holds: everything (``cuda``), or what a machine without a GPU can use (``cpu``).
 
-What the cpu profile leaves out was found by trying: without it the server imports and serves on a CPU, every CUDA
-branch of the model files can still be constructed on the meta device, and kernels can still be compiled and
-disassembled for every architecture. A package that is left out is installed as bare metadata with the local version
-``+left.out``, so that dependency checks hold and ``pip list`` says what is missing.
+What the cpu profile leaves out was found by trying: without it the server imports and serves on a CPU,
+every CUDA branch of the model files can still be constructed on the meta device, and kernels can still be
+compiled and disassembled for every architecture. A package that is left out is installed as bare metadata
+with the local version ``+left.out``, so that dependency checks hold and ``pip list`` says what is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOCAL = "left.out"
 
 @dataclass(frozen=True)
 class Package:
-    """A package that the cpu profile leaves out, why, and the shared libraries of it that others are linked with."""
+    """A package that the cpu profile leaves out, why, and those of its libraries that others link."""
 
     name: str
     why: str
@@ -64,8 +64,10 @@ def write_hollow(pin: Pin, why: str, out: Path) -> Path:
     info = f"{name}-{version}.dist-info/"
     summary = f"Left out of this environment, which is for machines without a GPU ({why}); metadata alone"
     files = {
-        info + "METADATA": f"Metadata-Version: 2.1\nName: {pin.name}\nVersion: {version}\nSummary: {summary}\n",
-        info + "WHEEL": "Wheel-Version: 1.0\nGenerator: sglang_fork\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        info
+        + "METADATA": f"Metadata-Version: 2.1\nName: {pin.name}\nVersion: {version}\nSummary: {summary}\n",
+        info
+        + "WHEEL": "Wheel-Version: 1.0\nGenerator: sglang_fork\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     target = out / f"{name}-{version}-py3-none-any.whl"
     return write_wheel(target, {path: text.encode() for path, text in files.items()}, info)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stub libraries for the cpu profile: what torch and SGLang's extensions are linked with and never call on a CPU.
+"""Stub libraries for the cpu profile: what torch and SGLang's extensions are linked with and never call on
+a CPU.
 
-The CUDA math and communication libraries are over half of an installation, and a machine without a GPU uses none of
-them; but the loader wants every library that ``libtorch_cuda.so`` names. So each one that the profile leaves out,
-and the driver's ``libcuda.so.1``, gets a stub: a shared object that defines exactly the symbols that the installed
-extensions ask of it, with their symbol versions, each returning an error status.
-They lie in the state folder and are reached through ``LD_LIBRARY_PATH`` of CPU processes alone, never where a driver
-is present (``env.process_env``).
+The CUDA math and communication libraries are over half of an installation, and a machine without a GPU
+uses none of them; but the loader wants every library that ``libtorch_cuda.so`` names. So each one that the
+profile leaves out, and the driver's ``libcuda.so.1``, gets a stub: a shared object that defines exactly
+the symbols that the installed extensions ask of it, with their symbol versions, each returning an error
+status. They lie in the state folder and are reached through ``LD_LIBRARY_PATH`` of CPU processes alone,
+never where a driver is present (``env.process_env``).
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def find_compiler() -> str:
         found = shutil.which(name)
         if found:
             return found
-    raise ForkError("no C compiler (gcc, cc or clang) on PATH", "install gcc; the cpu profile builds stub libraries")
+    raise ForkError(
+        "no C compiler (gcc, cc or clang) on PATH", "install gcc; the cpu profile builds stub libraries"
+    )
 
 
 def wanted_symbols(libraries: Iterable[Path], left_out: Iterable[LeftOut]) -> dict[str, dict[str, str]]:
@@ -97,12 +100,25 @@ def _compile(compiler: str, item: LeftOut, symbols: dict[str, str], out: Path) -
     for name, version in symbols.items():
         if version:
             versions.setdefault(version, []).append(name)
-    script = "".join(f"{v} {{ global: {' '.join(f'{n};' for n in sorted(ns))} }};\n" for v, ns in versions.items())
+    script = "".join(
+        f"{v} {{ global: {' '.join(f'{n};' for n in sorted(ns))} }};\n" for v, ns in versions.items()
+    )
     (out / "stub.map").write_text(script)
-    command = [compiler, "-shared", "-fPIC", "-O1", "-w", "-fno-builtin", "-nostdlib", f"-Wl,-soname,{soname}"]
+    command = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-w",
+        "-fno-builtin",
+        "-nostdlib",
+        f"-Wl,-soname,{soname}",
+    ]
     if versions:
         command.append(f"-Wl,--version-script={out / 'stub.map'}")
-    done = subprocess.run([*command, "-o", str(out / soname), str(out / "stub.c")], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "-o", str(out / soname), str(out / "stub.c")], capture_output=True, text=True
+    )
     if done.returncode:
         raise ForkError(f"{compiler} could not build the stub of {soname}:\n{done.stderr.strip()}", code=1)
     (out / "stub.c").unlink()

@@ -40,7 +40,9 @@ def wheel_metadata(wheel: Path) -> Metadata:
             name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
             return parse_metadata(archive.read(name).decode())
     except (zipfile.BadZipFile, StopIteration) as error:
-        raise ForkError(f"{wheel.name} is not a readable wheel: {error}", f"delete {wheel} and try again") from None
+        raise ForkError(
+            f"{wheel.name} is not a readable wheel: {error}", f"delete {wheel} and try again"
+        ) from None
 
 
 def check_lock(metadata: Metadata, folder: Path = FOLDER) -> list[str]:
@@ -60,7 +62,9 @@ def require_lock(metadata: Metadata, folder: Path = FOLDER) -> None:
     """Raise a ForkError that lists every problem of ``check_lock``."""
     problems = check_lock(metadata, folder)
     if problems:
-        raise ForkError(f"{RUNTIME} is not the lock of this base:\n  " + "\n  ".join(problems), "./sglang.sh lock")
+        raise ForkError(
+            f"{RUNTIME} is not the lock of this base:\n  " + "\n  ".join(problems), "./sglang.sh lock"
+        )
 
 
 def _header_problems(have: dict[str, str], want: dict[str, str]) -> list[str]:
