@@ -40,7 +40,9 @@ CPU_LEAVES_OUT = (
     Package("nvidia-curand", "GPU random numbers", (LeftOut("libcurand.so.10", r"curand\w+"),)),
     Package("nvidia-cusolver", "GPU linear algebra", (LeftOut("libcusolver.so.12", r"cusolver\w+"),)),
     Package("nvidia-cusparse", "GPU sparse products", (LeftOut("libcusparse.so.12", r"cusparse(?!Lt)\w+"),)),
-    Package("nvidia-cusparselt-cu13", "GPU sparse products", (LeftOut("libcusparseLt.so.0", r"cusparseLt\w+"),)),
+    Package("nvidia-cusparselt-cu13", "GPU sparse products", (
+        LeftOut("libcusparseLt.so.0", r"cusparseLt\w+"),
+    )),
     Package("nvidia-cutlass-dsl-libs-cu12", "CuTe DSL for CUDA 12; the one for CUDA 13 stays"),
     Package("nvidia-mathdx", "device-side math templates"),
     Package("nvidia-nccl-cu13", "GPU collectives", (LeftOut("libnccl.so.2", r"p?nccl\w+"),)),

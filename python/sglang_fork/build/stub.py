@@ -52,7 +52,7 @@ def find_compiler() -> str:
 
 
 def wanted_symbols(libraries: Iterable[Path], left_out: Iterable[LeftOut]) -> dict[str, dict[str, str]]:
-    """For each left-out library, by soname, the symbols that ``libraries`` ask of it: name to version (or empty)."""
+    """By soname of each left-out library, the symbols that ``libraries`` ask of it: name to version."""
     outs = {item.soname: re.compile(item.pattern) for item in left_out}
     wanted: dict[str, dict[str, str]] = {soname: {} for soname in outs}
     for path in libraries:

@@ -21,7 +21,7 @@ _REQUIREMENT = re.compile(
 
 @dataclass(frozen=True)
 class Pin:
-    """One entry of a lock: a version, the marker under which it holds (empty: always), the sums of its files."""
+    """One entry of a lock: a version, the marker under which it holds (empty: always), its files' sums."""
 
     name: str
     version: str
@@ -39,7 +39,7 @@ class Metadata:
     """The ``Requires-Dist`` values that belong to no extra, in file order."""
 
     def digest(self) -> str:
-        """SHA-256 of the sorted requirements: it changes when, and only when, the base asks for something else."""
+        """SHA-256 of the sorted requirements: it changes exactly when the base asks for something else."""
         return hashlib.sha256("\n".join(sorted(self.requires)).encode()).hexdigest()
 
 
@@ -89,7 +89,7 @@ def parse_metadata(text: str) -> Metadata:
 
 
 def split_requirement(requirement: str) -> tuple[str, str, str]:
-    """Name, version specifier and marker of a requirement: ``torch==2.14.1; x`` is ``("torch", "==2.14.1", "x")``."""
+    """Name, specifier and marker of a requirement: ``torch==2.14.1; x`` is ``torch``, ``==2.14.1``, ``x``."""
     match = _REQUIREMENT.match(requirement)
     if match is None:
         raise ForkError(f"not a requirement: {requirement!r}")
