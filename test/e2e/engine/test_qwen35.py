@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen3.5-MoE on the CPU engine: decode against prefill, the radix cache, chunked prefill."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, 470) for _ in range(length)]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny):
+    from cpu_engine.harness import cpu_engine
+
+    with cpu_engine("qwen3_5", tiny("qwen3_5"), chunked_prefill_size=32) as running:
+        yield running
+
+
+def test_decode_equals_re_prefill(engine) -> None:
+    from cpu_engine.harness import re_prefill_mismatches
+
+    assert re_prefill_mismatches(engine, [prompt(13), prompt(3)], 12) == []
+
+
+def test_a_continued_conversation_hits_the_radix_cache_and_changes_nothing(engine) -> None:
+    engine.flush()
+    first = prompt(20, seed=1)
+    reply = engine.generate([first], 8)[0]
+    assert reply.cached == 0
+    longer = [*first, *reply.tokens, *prompt(5, seed=2)]
+    warm = engine.generate([longer], 8)[0]
+    assert warm.cached >= len(first), "the state at the end of the first turn must be found"
+    engine.flush()
+    cold = engine.generate([longer], 8)[0]
+    assert cold.cached == 0
+    assert warm.tokens == cold.tokens
+
+
+def test_a_prompt_longer_than_the_chunk_equals_the_same_prompt_in_parts(engine) -> None:
+    long = prompt(100, seed=3)
+    engine.flush()
+    whole = engine.continuations([long], 8)
+    engine.flush()
+    for end in (30, 60):  # each part fits one chunk and leaves its state in the cache
+        engine.continuations([long[:end]], 1)
+    assert engine.continuations([long], 8) == whole
+
+
+def test_requests_of_different_lengths_do_not_disturb_each_other(engine) -> None:
+    batch = [prompt(length, seed=length) for length in (1, 7, 33, 64)]
+    engine.flush()
+    alone = [engine.continuations([p], 10)[0] for p in batch]
+    engine.flush()
+    assert engine.continuations(batch, 10) == alone
