@@ -29,6 +29,18 @@ MEGA_DEVICE uint4 load_shared_by_step(const void* address) {
   return v;
 }
 
+// 8 bytes, as load_stream and load_shared_by_step.
+MEGA_DEVICE uint2 load_stream_pair(const void* address) {
+  uint2 v;
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(address));
+  return v;
+}
+MEGA_DEVICE uint2 load_step_pair(const void* address) {
+  uint2 v;
+  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(address) : "memory");
+  return v;
+}
+
 MEGA_DEVICE float load_step_float(const float* address) {
   float v;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(address) : "memory");
@@ -38,6 +50,10 @@ MEGA_DEVICE float load_step_float(const float* address) {
 MEGA_DEVICE void store_vector(void* address, uint4 v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
+}
+
+MEGA_DEVICE void store_pair(void* address, uint2 v) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(v.x), "r"(v.y) : "memory");
 }
 
 // Device scope.

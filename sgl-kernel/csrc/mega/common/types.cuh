@@ -46,3 +46,18 @@ struct Shared {
 
 }  // namespace mega
 #endif
+
+namespace mega {
+
+template <bool condition, class Yes, class No>
+struct SelectType {
+  using type = Yes;
+};
+template <class Yes, class No>
+struct SelectType<false, Yes, No> {
+  using type = No;
+};
+template <bool condition, class Yes, class No>
+using Select = typename SelectType<condition, Yes, No>::type;
+
+}  // namespace mega

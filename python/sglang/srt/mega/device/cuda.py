@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA device: loads cubins and launches them through the driver on torch's current stream.
+
+Launches go through cuLaunchKernelEx and are captured by torch CUDA graphs like any other. Everything is loaded when
+a kernel is made, so that a step loads, compiles and allocates nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from cuda.bindings import driver
+
+from sglang.srt.mega.device.cubin_cache import CubinCache
+from sglang.srt.mega.device.cuda_compile import load_cubin
+from sglang.srt.mega.device.spec import KernelSpec, LaunchConfig
+
+STATIC_SHARED_LIMIT = 48 * 1024
+
+Argument = torch.Tensor | int | float | None | ctypes._SimpleCData
+
+
+class CudaError(RuntimeError):
+    """A driver call failed; the message names the call's purpose and the driver's error."""
+
+
+@cache
+def architecture(device: torch.device) -> str:
+    """The target that this GPU runs, such as ``sm_90a``."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}a"
+
+
+@cache
+def default_cache() -> CubinCache:
+    return CubinCache()
+
+
+class CudaKernel:
+    """A loaded kernel. ``launch`` arguments are tensors (passed as pointers), ``None`` (a null pointer), ``int``
+    (32 bits), ``float`` (fp32) or a ctypes scalar for any other width."""
+
+    def __init__(self, spec: KernelSpec, device: torch.device, cubins: CubinCache | None = None) -> None:
+        self.spec = spec
+        self._image = load_cubin(spec, architecture(device), cubins or default_cache())
+        with torch.cuda.device(device):
+            torch.cuda.current_stream()
+            self._library = _check("load", driver.cuLibraryLoadData(self._image, [], [], 0, [], [], 0))
+        kernel = _check("find", driver.cuLibraryGetKernel(self._library, spec.entry.encode()))
+        self._function = driver.CUfunction(int(kernel))
+        self._kernel = kernel
+        self._device = driver.CUdevice(device.index or 0)
+        self._shared_bytes = STATIC_SHARED_LIMIT
+
+    def launch(self, config: LaunchConfig, *arguments: Argument) -> None:
+        if config.shared_bytes > self._shared_bytes:
+            self._raise_shared_limit(config.shared_bytes)
+        launch = driver.CUlaunchConfig()
+        launch.gridDimX, launch.gridDimY, launch.gridDimZ = config.grid
+        launch.blockDimX, launch.blockDimY, launch.blockDimZ = config.block, 1, 1
+        launch.sharedMemBytes = config.shared_bytes
+        launch.hStream = torch.cuda.current_stream().cuda_stream
+        attributes = _attributes(config)
+        launch.attrs, launch.numAttrs = attributes, len(attributes)
+        values, types = zip(*(_argument(argument) for argument in arguments), strict=True)
+        _check(self.spec.entry, driver.cuLaunchKernelEx(launch, self._function, (values, types), 0))
+
+    def _raise_shared_limit(self, shared_bytes: int) -> None:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _check("shared memory", driver.cuKernelSetAttribute(attribute, shared_bytes, self._kernel, self._device))
+        self._shared_bytes = shared_bytes
+
+
+def _attributes(config: LaunchConfig) -> list[driver.CUlaunchAttribute]:
+    kinds = driver.CUlaunchAttributeID
+    attributes = []
+    if config.pdl:
+        value = driver.CUlaunchAttributeValue()
+        value.programmaticStreamSerializationAllowed = 1
+        attributes.append(_attribute(kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
+    if config.cluster > 1:
+        value = driver.CUlaunchAttributeValue()
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = config.cluster, 1, 1
+        attributes.append(_attribute(kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+    if config.cooperative:
+        value = driver.CUlaunchAttributeValue()
+        value.cooperative = 1
+        attributes.append(_attribute(kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
+    return attributes
+
+
+def _attribute(kind: driver.CUlaunchAttributeID, value: driver.CUlaunchAttributeValue) -> driver.CUlaunchAttribute:
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = kind
+    attribute.value = value
+    return attribute
+
+
+def _argument(argument: Argument) -> tuple[object, type]:
+    if isinstance(argument, torch.Tensor):
+        return argument.data_ptr(), ctypes.c_void_p
+    if argument is None:
+        return 0, ctypes.c_void_p
+    if isinstance(argument, bool) or not isinstance(argument, int | float | ctypes._SimpleCData):
+        raise TypeError(f"no kernel argument: {argument!r}")
+    if isinstance(argument, int):
+        return argument, ctypes.c_int
+    if isinstance(argument, float):
+        return argument, ctypes.c_float
+    return argument.value, type(argument)
+
+
+def _check(purpose: str, result: tuple):  # type: ignore[no-untyped-def]
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        name = driver.cuGetErrorString(status)[1]
+        raise CudaError(f"{purpose}: {name.decode() if name else status}")
+    return values[0] if len(values) == 1 else values
