@@ -36,6 +36,8 @@ using bf16x2 = __nv_bfloat162;
   extern __shared__ __align__(128) unsigned char mega_dynamic_shared[]; \
   unsigned char* pointer = mega_dynamic_shared
 #define MEGA_UNROLL _Pragma("unroll")
+#define MEGA_PRAGMA(text) _Pragma(#text)
+#define MEGA_UNROLL_BY(count) MEGA_PRAGMA(unroll count)
 
 namespace mega {
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cubins for every architecture, with no GPU: compiles, disassembles and records what the machine code is.
 
-``python -m sglang.srt.mega.device.build_cubins --arch sm_90a ... --out FOLDER`` is what ``./sglang.sh build --kernels``
-runs. It fills the cubin cache and writes ``kernels.json``: one object a kernel and architecture, with registers,
-spills and SASS facts.
+``python -m sglang.srt.mega.device.build_cubins --arch sm_90a ... --out FOLDER`` is what ``./sglang.sh build
+--kernels`` runs. It fills the cubin cache and writes ``kernels.json``: one object a kernel and
+architecture, with registers, spills and SASS facts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def registered_specs() -> list[KernelSpec]:
     return kernel_specs()
 
 
-def build_cubins(archs: Sequence[str], specs: Iterable[KernelSpec], cache: CubinCache) -> list[dict[str, object]]:
+def build_cubins(
+    archs: Sequence[str], specs: Iterable[KernelSpec], cache: CubinCache
+) -> list[dict[str, object]]:
     """Compiles each kernel for each architecture into the cache; returns one record each, in order."""
     records: list[dict[str, object]] = []
     for spec in specs:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled kernels on disk: one file a key, written atomically, checked when read, private to the user.
 
-A file is the SHA-256 of its payload followed by the payload, so that a damaged file reads as absent. The key covers
-everything that the machine code depends on: the text of the source and its headers, the options, the architecture
-and the compiler's version. Of several processes that want the same key, one compiles and the others wait for it.
+A file is the SHA-256 of its payload followed by the payload, so that a damaged file reads as absent. The
+key covers everything that the machine code depends on: the text of the source and its headers, the options,
+the architecture and the compiler's version. Of several processes that want the same key, one compiles and
+the others wait for it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class CubinCache:
         status = self.folder.stat()
         if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
             raise PermissionError(
-                f"{self.folder} holds machine code and must be yours alone: chmod 700 it, or set SGLANG_CACHE_DIR"
+                f"{self.folder} holds machine code and must be yours alone: "
+                "chmod 700 it, or set SGLANG_CACHE_DIR"
             )
 
     def get(self, key: str) -> bytes | None:
@@ -69,7 +71,7 @@ class CubinCache:
             raise
 
     def get_or_make(self, key: str, make: Callable[[], bytes]) -> bytes:
-        """The stored payload; when absent, ``make()`` runs in one process at a time and its result is stored."""
+        """The stored payload; when absent, one process at a time runs ``make()`` and stores its result."""
         payload = self.get(key)
         if payload is not None:
             return payload

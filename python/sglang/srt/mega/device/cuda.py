@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CUDA device: loads cubins and launches them through the driver on torch's current stream.
 
-Launches go through cuLaunchKernelEx and are captured by torch CUDA graphs like any other. Everything is loaded when
-a kernel is made, so that a step loads, compiles and allocates nothing.
+Launches go through cuLaunchKernelEx and are captured by torch CUDA graphs like any other. Everything is
+loaded when a kernel is made, so that a step loads, compiles and allocates nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def default_cache() -> CubinCache:
 
 
 class CudaKernel:
-    """A loaded kernel. ``launch`` arguments are tensors (passed as pointers), ``None`` (a null pointer), ``int``
-    (32 bits), ``float`` (fp32) or a ctypes scalar for any other width."""
+    """A loaded kernel. ``launch`` arguments are tensors (passed as pointers), ``None`` (a null pointer),
+    ``int`` (32 bits), ``float`` (fp32) or a ctypes scalar for any other width.
+    """
 
     def __init__(self, spec: KernelSpec, device: torch.device, cubins: CubinCache | None = None) -> None:
         self.spec = spec
@@ -69,7 +70,9 @@ class CudaKernel:
 
     def _raise_shared_limit(self, shared_bytes: int) -> None:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _check("shared memory", driver.cuKernelSetAttribute(attribute, shared_bytes, self._kernel, self._device))
+        _check(
+            "shared memory", driver.cuKernelSetAttribute(attribute, shared_bytes, self._kernel, self._device)
+        )
         self._shared_bytes = shared_bytes
 
 
@@ -91,7 +94,9 @@ def _attributes(config: LaunchConfig) -> list[driver.CUlaunchAttribute]:
     return attributes
 
 
-def _attribute(kind: driver.CUlaunchAttributeID, value: driver.CUlaunchAttributeValue) -> driver.CUlaunchAttribute:
+def _attribute(
+    kind: driver.CUlaunchAttributeID, value: driver.CUlaunchAttributeValue
+) -> driver.CUlaunchAttribute:
     attribute = driver.CUlaunchAttribute()
     attribute.id = kind
     attribute.value = value

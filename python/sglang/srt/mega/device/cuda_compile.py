@@ -34,17 +34,19 @@ class Compiled:
 
 
 def options(spec: KernelSpec, arch: str) -> list[str]:
-    """The options that the machine code depends on; include folders are not among them, their text is hashed."""
+    """The options that the machine code depends on; of the include folders, the text is hashed instead."""
     if arch not in ARCHITECTURES:
         raise ValueError(f"{arch} is not built for; architectures: {', '.join(ARCHITECTURES)}")
     return [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", *spec.definitions()]
 
 
 def cache_key(spec: KernelSpec, arch: str) -> str:
-    """Changes with any byte of the sources, any option, the architecture, the compiler and its bf16 header."""
+    """Changes with any byte of the sources, any option, the architecture and the compiler's version."""
     texts = [part for name, text in closure(spec.source).items() for part in (name, text)]
     header = (cuda_include() / "cuda_bf16.h").read_text(encoding="utf-8", errors="replace")
-    return key_of([compiler_version(), spec.source, spec.entry, *options(spec, arch), key_of([header]), *texts])
+    return key_of(
+        [compiler_version(), spec.source, spec.entry, *options(spec, arch), key_of([header]), *texts]
+    )
 
 
 def compiler_version() -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts read from machine code with the disassembler that Triton's package carries. Needs no GPU.
 
-The loads ahead of the dependency wait are the point: a source can prefetch its weights and the assembler can still
-sink every load below the wait, at half the speed and with the same results.
+The loads ahead of the dependency wait are the point: a source can prefetch its weights and the assembler
+can still sink every load below the wait, at half the speed and with the same results.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0
 class SassFacts:
     """Counts of instructions in program order.
 
-    ``weight_loads_before_wait``: 16-byte (or wider) global loads ahead of ACQBULK (the dependency wait); without a
-    wait, of all. ``wide_loads`` and ``narrow_loads``: global loads of 16 bytes or more, and of less. ``local``: loads
-    and stores of local memory, that is spills or indexed register arrays. ``tensor``: matrix instructions.
+    ``weight_loads_before_wait``: 16-byte (or wider) global loads ahead of ACQBULK (the dependency wait);
+    without a wait, of all. ``wide_loads`` and ``narrow_loads``: global loads of 16 bytes or more, and of
+    less. ``local``: loads and stores of local memory, that is spills or indexed register arrays.
+    ``tensor``: matrix instructions.
     """
 
     instructions: int
@@ -90,7 +91,10 @@ def facts(cubin: bytes, entry: str) -> SassFacts:
         wide_loads=len(wide),
         narrow_loads=count["LDG"] - len(wide),
         local=count["LDL"] + count["STL"],
-        tensor=sum(count[name] for name in ("HMMA", "HGMMA", "QGMMA", "QMMA", "OMMA", "UTCHMMA", "UTCQMMA", "UTCOMMA")),
+        tensor=sum(
+            count[name]
+            for name in ("HMMA", "HGMMA", "QGMMA", "QMMA", "OMMA", "UTCHMMA", "UTCQMMA", "UTCOMMA")
+        ),
         waits=count["ACQBULK"],
         triggers=count["PREEXIT"],
         bulk_copies=count["UBLKCP"],

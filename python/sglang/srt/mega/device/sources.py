@@ -32,7 +32,7 @@ def kernel_root() -> Path:
 
 @cache
 def cuda_include() -> Path:
-    """The folder of ``cuda_bf16.h``: ``CUDA_HOME``, the environment's own packages, then ``/usr/local/cuda``."""
+    """The folder of ``cuda_bf16.h``: ``CUDA_HOME``'s, this environment's packages, ``/usr/local/cuda``."""
     packages = Path(sysconfig.get_paths()["purelib"])
     candidates = [Path(os.environ["CUDA_HOME"]) / "include"] if os.environ.get("CUDA_HOME") else []
     candidates += [packages / "nvidia" / "cu13" / "include", Path("/usr/local/cuda/include")]
@@ -40,7 +40,9 @@ def cuda_include() -> Path:
         if (candidate / "cuda_bf16.h").is_file():
             return candidate
     tried = ", ".join(map(str, candidates))
-    raise FileNotFoundError(f"no CUDA headers (cuda_bf16.h) in {tried}: install cuda-toolkit[cudart,crt,cccl]")
+    raise FileNotFoundError(
+        f"no CUDA headers (cuda_bf16.h) in {tried}: install cuda-toolkit[cudart,crt,cccl]"
+    )
 
 
 def closure(source: str) -> dict[str, str]:

@@ -16,8 +16,9 @@ ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a", "sm_121a")
 class KernelSpec:
     """One compiled form of a kernel: a source, its entry point and the constants that specialise it.
 
-    ``source`` is a path below ``sgl-kernel/csrc/mega``; ``entry`` an ``extern "C"`` name in it; ``constants``
-    become preprocessor definitions ``MEGA_<name>``, so a shape, a width bucket or a switch costs nothing at run time.
+    ``source`` is a path below ``sgl-kernel/csrc/mega``; ``entry`` an ``extern "C"`` name in it;
+    ``constants`` become preprocessor definitions ``MEGA_<name>``, so a shape, a width bucket or a switch
+    costs nothing at run time.
     """
 
     source: str
@@ -42,7 +43,10 @@ class KernelSpec:
 
     def definitions(self) -> list[str]:
         """Compiler options ``-DMEGA_NAME=value``; floats in a form that C++ reads back exactly."""
-        return [f"-DMEGA_{name}={value if isinstance(value, int) else f'{value!r}f'}" for name, value in self.constants]
+        return [
+            f"-DMEGA_{name}={value if isinstance(value, int) else f'{value!r}f'}"
+            for name, value in self.constants
+        ]
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class LaunchConfig:
     """Grid and block in blocks and threads, dynamic shared memory in bytes, and the launch attributes.
 
     ``pdl``: the kernel may start before its predecessor has ended and orders itself with ``pdl_wait``.
-    ``cluster``: blocks a cluster (1: none). ``cooperative``: all blocks are resident at once, or the launch fails.
+    ``cluster``: blocks a cluster (1: none). ``cooperative``: all blocks are resident at once, or the launch
+    fails.
     """
 
     grid: tuple[int, int, int]
