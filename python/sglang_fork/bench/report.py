@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and plots from the measurements' lines. A plumbing line is listed apart, never as a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sglang_fork.bench.record import Measurement
+from sglang_fork.bench.stats import Interval, Verdict, compare
+from sglang_fork.errors import ForkError
+
+COLUMNS = (
+    "family",
+    "slice",
+    "weights",
+    "mode",
+    "rows",
+    "routing",
+    "arm",
+    "step us [95 %]",
+    "layers us",
+    "launches/layer",
+    "of copy",
+    "against stock",
+)
+
+
+def latest(lines: Iterable[Measurement]) -> list[Measurement]:
+    """The last line of each case, arm and slot list: a later run supersedes an earlier one."""
+    kept = {(line.case, line.arm, line.slots): line for line in lines}
+    return sorted(
+        kept.values(), key=lambda m: (m.family, m.slice, m.weights, m.mode, m.rows, m.routing, m.arm)
+    )
+
+
+def verdict(stock: Measurement, mega: Measurement) -> Verdict:
+    """How the megakernel's layers compare with stock's, by the intervals' bad ends. Raises ``ForkError`` for
+    unlike cases."""
+    if stock.case != mega.case:
+        raise ForkError(f"unlike cases cannot be compared: {stock.case} and {mega.case}", code=1)
+    return compare(_layers(stock), _layers(mega))
+
+
+def _layers(line: Measurement) -> Interval:
+    return Interval(line.layers_median_us, line.layers_ci_low_us, line.layers_ci_high_us)
+
+
+def table(lines: Sequence[Measurement]) -> str:
+    """A Markdown table, one line a case and arm."""
+    stock = {line.case: line for line in lines if line.arm == "stock"}
+    rows = []
+    for line in lines:
+        against = ""
+        if line.arm == "mega" and line.case in stock:
+            judged = verdict(stock[line.case], line)
+            against = f"{judged.ratio:.2f}x (at worst {judged.worst_ratio:.2f}x)"
+        rows.append(
+            (
+                line.family,
+                f"{line.slice}, {line.layers} layers",
+                f"{line.weights}, KV {line.kv}",
+                line.mode,
+                str(line.rows),
+                line.routing,
+                f"{line.arm} {line.slots}".strip(),
+                f"{line.median_us:.0f} [{line.ci_low_us:.0f}, {line.ci_high_us:.0f}]",
+                f"{line.layers_median_us:.0f}",
+                f"{line.launches_per_layer:.1f}",
+                f"{line.fraction_of_copy:.0%}",
+                against,
+            )
+        )
+    return _markdown(COLUMNS, rows)
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    out = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    out += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(out)
+
+
+def sinks(line: Measurement, count: int = 3) -> list[tuple[str, float, float]]:
+    """The kernels that take the most time in the layers: (name, launches, microseconds)."""
+    ranked = sorted(line.kernels.items(), key=lambda item: -item[1][1])
+    return [(name, n, us) for name, (n, us) in ranked[:count]]
+
+
+def render(lines: Iterable[Measurement]) -> str:
+    """The whole report in Markdown."""
+    kept = latest(lines)
+    real = [line for line in kept if not line.is_plumbing]
+    plumbing = [line for line in kept if line.is_plumbing]
+    parts = ["# Step times", ""]
+    for card in sorted({line.card for line in real}):
+        mine = [line for line in real if line.card == card]
+        newest = max(mine, key=lambda m: m.date)
+        parts += [
+            f"## {card}",
+            "",
+            f"Copy {newest.copy_tb_s:.2f} TB/s, read only {newest.read_tb_s:.2f} TB/s in the newest run "
+            f"({newest.date}). One rank's slice, collectives elided in both arms, dummy weights, L2 cold.",
+            "",
+            table(mine),
+            "",
+        ]
+        for line in mine:
+            if line.kernels:
+                named = "; ".join(f"{name[:60]} {us:.0f} us in {n:.0f}" for name, n, us in sinks(line))
+                parts.append(
+                    f"* {line.family} {line.mode} {line.rows} rows {line.routing} {line.arm}: {named}"
+                )
+        parts.append("")
+    if not real:
+        parts += ["No measurement on a GPU yet.", ""]
+    if plumbing:
+        parts += [
+            "## Plumbing (no GPU: these show that the commands run, not how fast)",
+            "",
+            table(plumbing),
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def plot(lines: Iterable[Measurement], folder: Path) -> list[Path]:
+    """PNG plots: fraction of copy bandwidth by rows, launches a layer, and a waterfall of each step's
+    kernels.
+
+    Needs matplotlib. Returns the files written; plumbing lines are not plotted.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    real = [line for line in latest(lines) if not line.is_plumbing]
+    if not real:
+        raise ForkError("nothing to plot: no measurement on a GPU", "./sglang.sh bench step PRESET")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, field, label in (
+        ("fraction", "fraction_of_copy", "fraction of copy bandwidth"),
+        ("launches", "launches_per_layer", "launches a layer"),
+    ):
+        figure, axes = pyplot.subplots(figsize=(7, 4))
+        groups: dict[str, list[Measurement]] = {}
+        for line in real:
+            groups.setdefault(
+                f"{line.family} {line.weights} {line.mode} {line.routing} {line.arm}", []
+            ).append(line)
+        for key, group in sorted(groups.items()):
+            group.sort(key=lambda m: m.rows)
+            axes.plot([m.rows for m in group], [getattr(m, field) for m in group], marker="o", label=key)
+        axes.set_xlabel("rows")
+        axes.set_ylabel(label)
+        axes.legend(fontsize=6)
+        written.append(_save(figure, folder / f"{name}.png"))
+        pyplot.close(figure)
+    for line in real:
+        if line.kernels:
+            figure, axes = pyplot.subplots(figsize=(8, 5))
+            ranked = sorted(line.kernels.items(), key=lambda item: -item[1][1])[:15]
+            left = 0.0
+            for place, (kernel, (_, micros)) in enumerate(ranked):
+                axes.barh(place, micros, left=left)
+                axes.text(left + micros, place, f" {kernel[:45]} {micros:.0f} us", fontsize=6, va="center")
+                left += micros
+            axes.invert_yaxis()
+            axes.set_yticks([])
+            axes.set_xlabel("microseconds, layers alone")
+            title = f"{line.family}-{line.weights}-{line.mode}-{line.rows}-{line.routing}-{line.arm}"
+            axes.set_title(title, fontsize=8)
+            written.append(_save(figure, folder / f"waterfall-{title}.png"))
+            pyplot.close(figure)
+    return written
+
+
+def _save(figure: object, path: Path) -> Path:
+    figure.savefig(path, dpi=120, bbox_inches="tight")  # type: ignore[attr-defined]
+    return path

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank slices: a model config whose every matrix has the shape that one tensor-parallel rank holds.
+
+A slice has the production hidden size, head sizes, expert count and top-k, and the rank's share of heads,
+expert width and vocabulary, with fewer layers. It runs on one GPU without collectives; both arms elide them,
+and reports say so. ``whole`` is the model itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_fork.errors import ForkError
+
+# ModelOpt-style NVFP4 checkpoints keep attention, shared experts and heads in higher precision.
+NVFP4_IGNORE = (
+    "lm_head",
+    "*linear_attn*",
+    "*self_attn*",
+    "*shared_expert*",
+    "*mlp.gate",
+    "*shared_expert_gate*",
+)
+WEIGHTS = ("bf16", "fp8", "nvfp4", "mxfp4")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One rank's model: ``config`` is a Hugging Face config; ``expert_bytes`` one expert's weights in a
+    layer, ``dense_bytes`` every other weight that a step reads in all layers, ``head_bytes`` the head's."""
+
+    family: str
+    name: str
+    layers: int
+    weights: str
+    config: dict[str, Any]
+    experts: int
+    top_k: int
+    moe_layers: int
+    expert_bytes: int
+    dense_bytes: int
+    head_bytes: int
+
+    def step_bytes(self, distinct_experts: int) -> tuple[int, int]:
+        """Bytes of weights that a step reads once: (layers and head, layers), ``distinct_experts`` summed
+        over the MoE layers."""
+        layers = self.dense_bytes + self.expert_bytes * distinct_experts
+        return layers + self.head_bytes, layers
+
+
+def bytes_per_weight(weights: str) -> float:
+    """Bytes a weight, block scales included. Raises ``ForkError`` for an unknown format."""
+    table = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5 + 1 / 16, "mxfp4": 0.5 + 1 / 32}
+    if weights not in table:
+        raise ForkError(f"weight format {weights!r} is not one of {', '.join(WEIGHTS)}")
+    return table[weights]
+
+
+def _share(total: int, tp: int, what: str) -> int:
+    if total % tp:
+        raise ForkError(f"{what} {total} does not divide over {tp} ranks")
+    return total // tp
+
+
+def _rounds(layers: int, multiple: int, family: str) -> int:
+    if layers < multiple or layers % multiple:
+        raise ForkError(f"{family} slices have a multiple of {multiple} layers, not {layers}")
+    return layers
+
+
+def qwen3_5(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice:
+    """Qwen3.5-MoE: three GatedDeltaNet layers and one full-attention layer, in turn."""
+    interval = production["full_attention_interval"]
+    layers = _rounds(layers, interval, "Qwen3.5")
+    hidden, head = production["hidden_size"], production["head_dim"]
+    q_heads = _share(production["num_attention_heads"], tp, "attention heads")
+    kv_heads = max(1, production["num_key_value_heads"] // tp)
+    k_heads = _share(production["linear_num_key_heads"], tp, "GatedDeltaNet key heads")
+    v_heads = _share(production["linear_num_value_heads"], tp, "GatedDeltaNet value heads")
+    width = _share(production["moe_intermediate_size"], tp, "expert width")
+    shared = _share(production["shared_expert_intermediate_size"], tp, "shared expert width")
+    vocab = _share(production["vocab_size"], tp, "vocabulary")
+    experts, top_k = production["num_experts"], production["num_experts_per_tok"]
+    config: dict[str, Any] = {
+        **{k: v for k, v in production.items() if not k.startswith("_")},
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "num_hidden_layers": layers,
+        "num_attention_heads": q_heads,
+        "num_key_value_heads": kv_heads,
+        "linear_num_key_heads": k_heads,
+        "linear_num_value_heads": v_heads,
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": shared,
+        "intermediate_size": shared,
+        "vocab_size": vocab,
+        "hidden_act": "silu",
+        "dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "attention_bias": False,
+        "layer_types": (["linear_attention"] * (interval - 1) + ["full_attention"]) * (layers // interval),
+        "mamba_ssm_dtype": "float32",
+    }
+    if weights == "nvfp4":
+        config["quantization_config"] = modelopt_nvfp4(NVFP4_IGNORE)
+    elif weights != "bf16":
+        raise ForkError(f"a Qwen3.5 slice has bf16 or nvfp4 experts, not {weights}")
+    k_dim, v_dim = production["linear_key_head_dim"], production["linear_value_head_dim"]
+    gdn = hidden * (2 * k_heads * k_dim + 2 * v_heads * v_dim + 2 * v_heads) + v_heads * v_dim * hidden
+    attention = hidden * head * (2 * q_heads + 2 * kv_heads) + q_heads * head * hidden
+    every = hidden * experts + 3 * hidden * shared + hidden
+    full = layers // interval
+    return Slice(
+        family="qwen3_5",
+        name="whole" if tp == 1 and layers == production["num_hidden_layers"] else f"tp{tp}",
+        layers=layers,
+        weights=weights,
+        config=config,
+        experts=experts,
+        top_k=top_k,
+        moe_layers=layers,
+        expert_bytes=round(3 * hidden * width * bytes_per_weight(weights)),
+        dense_bytes=2 * ((layers - full) * gdn + full * attention + layers * every),
+        head_bytes=2 * hidden * vocab,
+    )
+
+
+def glm(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice:
+    """GLM-5: MLA with sparse attention, one dense layer first, then MoE layers. At production one layer in
+    four runs the indexer; the slice keeps that order from its first layer on."""
+    if layers < 2:
+        raise ForkError(f"a GLM slice has at least 2 layers, not {layers}")
+    hidden = production["hidden_size"]
+    heads = _share(production["num_attention_heads"], tp, "attention heads")
+    width = _share(production["moe_intermediate_size"], tp, "expert width")
+    dense_width = _share(production["intermediate_size"], tp, "dense width")
+    vocab = _share(production["vocab_size"], tp, "vocabulary")
+    q_lora, kv_lora = production["q_lora_rank"], production["kv_lora_rank"]
+    nope, rope, v_dim = (production[k] for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    indexer = production["indexer_types"][2 : 2 + layers]
+    config: dict[str, Any] = {
+        **{k: v for k, v in production.items() if not k.startswith("_")},
+        "num_hidden_layers": layers,
+        "first_k_dense_replace": 1,
+        "mlp_layer_types": ["dense"] + ["sparse"] * (layers - 1),
+        "indexer_types": indexer,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "moe_intermediate_size": width,
+        "intermediate_size": dense_width,
+        "vocab_size": vocab,
+        "qk_head_dim": nope + rope,
+        "head_dim": rope,
+        "num_nextn_predict_layers": 0,
+        "moe_layer_freq": 1,
+        "ep_size": 1,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+        "max_position_embeddings": 131072,
+        "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    }
+    if weights == "nvfp4":
+        config["quantization_config"] = modelopt_nvfp4(NVFP4_IGNORE)
+    elif weights != "bf16":
+        raise ForkError(f"a GLM slice has bf16 or nvfp4 experts, not {weights}")
+    absorbed = heads * (nope * kv_lora + v_dim * kv_lora)
+    attention = (
+        hidden * (q_lora + kv_lora + rope)
+        + q_lora * heads * (nope + rope)
+        + absorbed
+        + heads * v_dim * hidden
+    )
+    index_heads, index_dim = production["index_n_heads"], production["index_head_dim"]
+    index = q_lora * index_heads * index_dim + hidden * (index_dim + index_heads)
+    moe = hidden * production["n_routed_experts"] + 3 * hidden * width * production["n_shared_experts"]
+    return Slice(
+        family="glm",
+        name=f"tp{tp}",
+        layers=layers,
+        weights=weights,
+        config=config,
+        experts=production["n_routed_experts"],
+        top_k=production["num_experts_per_tok"],
+        moe_layers=layers - 1,
+        expert_bytes=round(3 * hidden * width * bytes_per_weight(weights)),
+        dense_bytes=2
+        * (
+            layers * attention + indexer.count("full") * index + 3 * hidden * dense_width + (layers - 1) * moe
+        ),
+        head_bytes=2 * hidden * vocab,
+    )
+
+
+def modelopt_nvfp4(ignore: tuple[str, ...]) -> dict[str, Any]:
+    """The quantisation config of a ModelOpt NVFP4 checkpoint: group 16, ``ignore`` left in BF16."""
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": None,
+        "group_size": 16,
+        "ignore": list(ignore),
+        "producer": {"name": "modelopt", "version": "0.30"},
+    }
+
+
+BUILDERS: dict[str, Callable[[dict[str, Any], int, int, str], Slice]] = {"qwen3_5": qwen3_5, "glm": glm}
+
+
+def build(family: str, production: dict[str, Any], *, tp: int, layers: int, weights: str) -> Slice:
+    """The slice of ``family`` for one of ``tp`` ranks. Raises ``ForkError`` when shapes do not divide or the
+    family has no slice."""
+    if family not in BUILDERS:
+        raise ForkError(
+            f"no rank slice is defined for family {family}",
+            f"families with one: {', '.join(sorted(BUILDERS))}",
+        )
+    return BUILDERS[family](production, tp, layers, weights)
+
+
+def to_json(config: dict[str, Any]) -> str:
+    return json.dumps(config, indent=1)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure: the captured step of a rank slice, and reports of what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from sglang_fork import memory, paths, preset
+from sglang_fork.bench import record, routing, slices
+from sglang_fork.bench.step import Job, write_job
+from sglang_fork.env import built_profile, driver_present, process_env, venv_python
+from sglang_fork.errors import ForkError
+
+HELP = "measure a step of a rank slice, report what was measured"
+
+RESULTS = paths.ROOT / "test" / "bench" / "results"
+LAYERS = 24
+# Draft tokens a request in a verify step, by family.
+WIDTHS = {"qwen3_5": 7, "glm": 4}
+KV = {"qwen3_5": "bf16", "glm": "fp8_e4m3"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parts = parser.add_subparsers(dest="part", required=True, metavar="step | report")
+    step = parts.add_parser("step", help="the captured decode or verify step of one rank's slice")
+    step.add_argument("preset", help="whose model and rank count to slice")
+    step.add_argument("--mode", choices=("decode", "verify"), default="decode")
+    step.add_argument("--requests", default="1,8", help="batch sizes, comma-separated (default 1,8)")
+    step.add_argument("--width", type=int, help="rows a request in a verify step (default: the family's)")
+    step.add_argument("--layers", type=int, default=LAYERS, help=f"layers of the slice (default {LAYERS})")
+    step.add_argument("--whole", action="store_true", help="the whole model on one GPU, no slice")
+    step.add_argument(
+        "--weights", choices=slices.WEIGHTS, default="bf16", help="expert weights (default bf16)"
+    )
+    step.add_argument("--kv", help="KV cache dtype (default: the family's)")
+    step.add_argument("--context", type=int, default=1024, help="tokens before the step (default 1024)")
+    step.add_argument("--routing", default=",".join(routing.CASES), help="cases: independent, correlated")
+    step.add_argument("--slots", help="megakernel slots of the mega arm (default: its default slots)")
+    step.add_argument("--stock-only", action="store_true", help="do not build the megakernel")
+    step.add_argument("--server-args", default="{}", help="JSON of further SGLang arguments")
+    step.add_argument("--out", type=Path, default=RESULTS / "step.jsonl", help="file the lines are added to")
+    step.add_argument("--dry-run", action="store_true", help="say what would be measured, measure nothing")
+    report = parts.add_parser("report", help="Markdown tables and plots of the results")
+    report.add_argument("files", nargs="*", type=Path, help="default: every file of test/bench/results")
+    report.add_argument("--plots", type=Path, help="folder for PNG plots (needs matplotlib)")
+
+
+def run(args: argparse.Namespace) -> int:
+    return _report(args) if args.part == "report" else _step(args)
+
+
+def job_of(args: argparse.Namespace) -> Job:
+    """The job that the arguments ask for. Raises ``ForkError`` for what cannot be sliced."""
+    found = preset.find(args.preset)
+    if found is None:
+        raise ForkError(f"unknown preset {args.preset}", "./sglang.sh list")
+    chosen = preset.load(found)
+    try:
+        server_args = dict(json.loads(args.server_args))
+        requests = tuple(int(n) for n in args.requests.split(","))
+    except ValueError as error:
+        raise ForkError(
+            f"bench step: {error}", "--requests 1,8 --server-args '{\"page_size\": 64}'"
+        ) from error
+    cases = tuple(args.routing.split(","))
+    if unknown := set(cases) - set(routing.CASES):
+        raise ForkError(f"unknown routing {', '.join(sorted(unknown))}", f"cases: {', '.join(routing.CASES)}")
+    published = memory.config(chosen.weights.config)
+    production = published.get("text_config", published)
+    kv = args.kv or KV.get(chosen.family, "bf16")
+    if kv != "bf16":
+        server_args.setdefault("kv_cache_dtype", kv)
+    if not args.stock_only:
+        server_args.setdefault("enable_nvidia_megakernel", True)
+    whole = args.whole
+    job = Job(
+        preset=chosen.name,
+        family=chosen.family,
+        production=production,
+        tp=1 if whole else _ranks(chosen),
+        layers=production["num_hidden_layers"] if whole else args.layers,
+        weights=args.weights,
+        kv=kv,
+        mode=args.mode,
+        width=1 if args.mode == "decode" else args.width or WIDTHS.get(chosen.family, 4),
+        requests=requests,
+        context=args.context,
+        cases=cases,
+        server_args=server_args,
+        slots=args.slots or "",
+        tree=_tree(),
+    )
+    job.slice()
+    return job
+
+
+def _ranks(chosen: preset.Preset) -> int:
+    return int(str(chosen.flags["tp-size"].value)) if "tp-size" in chosen.flags else 1
+
+
+def _tree() -> str:
+    answer = subprocess.run(
+        ["git", "-C", str(paths.ROOT), "rev-parse", "--short=10", "HEAD^{tree}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return answer.stdout.strip() or "unknown"
+
+
+def describe(job: Job) -> str:
+    """What a job measures, in words."""
+    rank = job.slice()
+    widest = max(job.requests) * job.width
+    lines = [
+        f"{rank.family} {rank.name}: {rank.layers} layers, {job.weights} experts, KV {job.kv}, "
+        f"context {job.context}",
+        f"{job.mode} steps of {', '.join(str(n * job.width) for n in sorted(job.requests))} rows; "
+        f"routing {', '.join(job.cases)}; {job.rounds} rounds of {job.replays} L2-cold replays an arm",
+    ]
+    for case in job.cases:
+        drawn = routing.draw(
+            case, layers=rank.moe_layers, rows=widest, experts=rank.experts, top_k=rank.top_k
+        )
+        distinct = sum(drawn.distinct(i) for i in range(rank.moe_layers))
+        whole, layers = rank.step_bytes(distinct)
+        lines.append(
+            f"{case}: {widest} rows read {layers / 1e9:.2f} GB of layer weights, {whole / 1e9:.2f} GB with "
+            f"the head ({distinct / rank.moe_layers:.0f} of {rank.experts} experts a layer)"
+        )
+    return "\n".join(lines)
+
+
+def _step(args: argparse.Namespace) -> int:
+    job = job_of(args)
+    print(describe(job))
+    if args.dry_run:
+        return 0
+    if not driver_present():
+        raise ForkError(
+            "no NVIDIA driver on this machine: nothing is measured", "--dry-run says what would be"
+        )
+    environment = os.environ | process_env(built_profile() or "cuda")
+    if args.slots is not None:
+        environment["SGLANG_NVIDIA_MEGAKERNEL_SLOTS"] = args.slots
+    environment["PYTHONPATH"] = str(paths.ROOT / "python")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        spec = Path(folder) / "job.json"
+        write_job(spec, job)
+        command = [str(venv_python()), "-P", "-m", "sglang_fork.bench.step", str(spec), str(args.out)]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+def _report(args: argparse.Namespace) -> int:
+    from sglang_fork.bench import report
+
+    files = args.files or sorted(RESULTS.glob("step*.jsonl"))
+    if missing := [f for f in files if not f.is_file()]:
+        raise ForkError(f"no such file: {', '.join(map(str, missing))}")
+    lines = list(record.load(files))
+    print(report.render(lines))
+    if args.plots is not None:
+        for path in report.plot(lines, args.plots):
+            print(f"wrote {path}")
+    return 0

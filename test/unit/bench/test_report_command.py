@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report tells results from plumbing and judges by the bad end; the command refuses what it cannot
+measure.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from sglang_fork import cli
+from sglang_fork.bench import record, report, step
+from sglang_fork.commands import bench
+from sglang_fork.errors import ForkError
+
+_spec = importlib.util.spec_from_file_location("lines", Path(__file__).with_name("test_record_stats.py"))
+_lines = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_lines)
+line = _lines.line
+
+
+def mega(low, median, high, **changes):
+    return line(
+        arm="mega",
+        layers_ci_low_us=low,
+        layers_median_us=median,
+        layers_ci_high_us=high,
+        slots="layers",
+        **changes,
+    )
+
+
+def test_the_table_states_ratio_and_worst_ratio():
+    text = report.render([line(), mega(840, 850, 860)])
+    assert "2.00x (at worst 1.97x)" in text
+    assert "1700" in text and "24.5" in text and "NVIDIA H200" in text
+
+
+def test_a_later_run_supersedes_and_unlike_cases_are_not_compared():
+    kept = report.latest([line(median_us=2005.0), line()])
+    assert [m.median_us for m in kept] == [2000.0]
+    with pytest.raises(ForkError, match="unlike cases"):
+        report.verdict(line(), mega(1, 2, 3, rows=8))
+
+
+def test_plumbing_is_listed_apart():
+    text = report.render([line(card="plumbing: cpu")])
+    assert "No measurement on a GPU yet" in text and "Plumbing" in text
+
+
+def test_the_largest_sinks_are_named():
+    kernels = {"gemm": [2.0, 50.0], "norm": [1.0, 5.0], "moe": [2.0, 90.0], "topk": [1.0, 9.0]}
+    assert [name for name, _, _ in report.sinks(line(kernels=kernels))] == ["moe", "gemm", "topk"]
+
+
+def test_plots_are_written_and_nothing_is_not_plotted(tmp_path):
+    pytest.importorskip("matplotlib")
+    lines = [line(kernels={"moe": [2.0, 90.0]}), mega(840, 850, 860)]
+    written = report.plot(lines, tmp_path)
+    assert len(written) == 3 and all(p.stat().st_size > 1000 for p in written)
+    with pytest.raises(ForkError, match="nothing to plot"):
+        report.plot([line(card="plumbing: cpu")], tmp_path)
+
+
+def arguments(*words):
+    parser = cli.Parser(prog="bench")
+    bench.add_arguments(parser)
+    return parser.parse_args(["step", *words])
+
+
+def test_a_job_of_the_397b_is_its_tp8_rank():
+    job = bench.job_of(arguments("Qwen3.5-397B-NVFP4", "--mode", "verify", "--weights", "nvfp4"))
+    assert (job.tp, job.width, job.layers, job.requests) == (8, 7, 24, (1, 8))
+    assert job.server_args["enable_nvidia_megakernel"] is True
+    text = bench.describe(job)
+    assert "verify steps of 7, 56 rows" in text and "of 512 experts a layer" in text
+
+
+def test_a_job_survives_its_file(tmp_path):
+    job = bench.job_of(arguments("GLM-5.3-NVFP4", "--stock-only"))
+    step.write_job(tmp_path / "job.json", job)
+    assert step.read_job(tmp_path / "job.json") == job
+    assert (
+        "enable_nvidia_megakernel" not in job.server_args and job.server_args["kv_cache_dtype"] == "fp8_e4m3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("NoSuchPreset",), "unknown preset"),
+        (("Qwen3.5-397B-NVFP4", "--requests", "one"), "invalid literal"),
+        (("Qwen3.5-397B-NVFP4", "--routing", "random"), "unknown routing random"),
+        (("Qwen3.5-397B-NVFP4", "--mode", "verify", "--requests", "64"), "more than 64 rows"),
+        (("Qwen3.5-397B-NVFP4", "--server-args", "{"), "bench step"),
+        (("Qwen3.5-397B-NVFP4", "--layers", "7"), "multiple of 4"),
+    ],
+)
+def test_bad_input_is_one_error_with_exit_2(words, why):
+    with pytest.raises(ForkError, match=why) as caught:
+        bench.job_of(arguments(*words))
+    assert caught.value.code == 2
+
+
+def test_report_names_a_missing_file(tmp_path):
+    assert cli.main(["bench", "report", str(tmp_path / "none.jsonl")]) == 2
+
+
+def test_every_committed_result_is_a_valid_line():
+    for path in sorted(bench.RESULTS.glob("step*.jsonl")):
+        assert list(record.load([path])), f"{path.name} holds no line"
+
+
+def test_a_worker_without_its_arguments_says_how_it_is_used(capsys):
+    assert step.main([]) == 2
+    assert "JOB.json OUT.jsonl" in capsys.readouterr().err
