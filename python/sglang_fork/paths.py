@@ -15,6 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def state_dir() -> Path:
-    """The state folder, not created: ``src`` (patched tree), ``wheels``, ``dist``, ``venv-<profile>``, ``run``."""
+    """The state folder, not created here."""
     home = os.environ.get("SGLANG_FORK_HOME")
     return Path(home).expanduser().resolve() if home else ROOT / ".sglang"

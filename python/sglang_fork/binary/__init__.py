@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads native libraries without running them: ELF dynamic tables and the GPU code inside CUDA fat binaries."""
+"""Reads native libraries without running them: ELF dynamic tables, GPU code inside CUDA fat binaries."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A ``CUDA_HOME`` for JIT compilers, made of links to the environment's own CUDA packages.
 
-The packages hold compiler, headers and libraries of one release, but not in the shape that JIT builds expect: there
-is no ``lib64``, no unversioned ``libcudart.so`` to link with, and no ``stubs/libcuda.so``.
+The packages hold compiler, headers and libraries of one release, but not in the shape that JIT builds
+expect: there is no ``lib64``, no unversioned ``libcudart.so`` to link with, and no ``stubs/libcuda.so``.
 """
 
 from __future__ import annotations

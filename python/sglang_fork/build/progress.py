@@ -25,7 +25,7 @@ class Progress:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Announce a step; print a line every ``heartbeat_s`` seconds while it runs, and its time at the end."""
+        """Announce a step, print a line every ``heartbeat_s`` seconds while it runs, and its time."""
         self._number += 1
         self.say(f"[{self._number}/{self._total}] {title}")
         begin = time.monotonic()

@@ -43,8 +43,8 @@ def runtime_header(metadata: Metadata) -> dict[str, str]:
 def make_locks(uv: Path, metadata: Metadata, out: Path = FOLDER, upgrade: bool = True) -> list[Path]:
     """Resolve all three locks into ``out`` and return their paths.
 
-    ``uv`` is the installer's executable. ``upgrade=False`` keeps the versions of the locks that already lie in
-    ``out`` wherever they still satisfy the requirements. Nothing is written when a resolution fails.
+    ``uv`` is the installer's executable. ``upgrade=False`` keeps the versions of the locks that already
+    lie in ``out`` wherever they still satisfy the requirements. Nothing is written when a resolution fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
