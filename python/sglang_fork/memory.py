@@ -69,13 +69,17 @@ def config(name: str) -> dict[str, Any]:
         raise ForkError(f"no model configuration {name}", f"add presets/configs/{name}.json") from None
 
 
-def estimate(preset: Preset) -> Estimate:
-    """The estimate of one GPU's share under the preset's own parallel sizes."""
+def estimate(preset: Preset, *, tensor: int | None = None, attention_data: int | None = None) -> Estimate:
+    """The estimate of one GPU's share, under the preset's own parallel sizes or the given ones.
+
+    ``tensor`` is ``--tp-size`` (all ranks that share a copy of the model), ``attention_data`` how many
+    groups of them ``--attn-dp-size`` makes.
+    """
     counted = count(config(preset.weights.config))
-    ranks = preset.hardware.gpus
-    tensor = max(_size(preset, "tp-size") // _size(preset, "attn-dp-size"), 1)
+    ranks = tensor or _size(preset, "tp-size")
+    shared = max(ranks // (attention_data or _size(preset, "attn-dp-size")), 1)
     weights = preset.weights
-    sharded_by = {"experts": ranks, "dense": tensor, "draft": ranks}
+    sharded_by = {"experts": ranks, "dense": shared, "draft": ranks}
     total = sum(
         getattr(counted, part) * BYTES[getattr(weights, part)] / over for part, over in sharded_by.items()
     )
@@ -83,10 +87,10 @@ def estimate(preset: Preset) -> Estimate:
     if not weights.host_tables:
         total, host = total + host / ranks, 0.0
     kv_bytes = 1.0 if str(_value(preset, "kv-cache-dtype")).startswith("fp8") else 2.0
-    heads = max(counted.kv_heads / tensor, 1.0) if counted.kv_heads else 0.0
+    heads = max(counted.kv_heads / shared, 1.0) if counted.kv_heads else 0.0
     token = (heads * counted.kv_head_elements + counted.kv_replicated_elements) * kv_bytes
     state_bytes = 4.0 if str(_value(preset, "mamba-ssm-dtype")) == "float32" else 2.0
-    return Estimate(total, token, counted.state_elements / tensor * state_bytes, host)
+    return Estimate(total, token, counted.state_elements / shared * state_bytes, host)
 
 
 def count(cfg: Mapping[str, Any]) -> Parameters:

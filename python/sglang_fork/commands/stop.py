@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``./sglang.sh stop``: drain and end a server that this tool started, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+
+from sglang_fork.errors import ForkError
+from sglang_fork.launch import process, record
+from sglang_fork.launch.serve import DRAIN_S
+
+HELP = "drain and end a server that this tool started"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="which run (default: the only one)")
+    parser.add_argument("--all", action="store_true", help="every one")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=DRAIN_S, help="how long requests may drain"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.all and args.name:
+        raise ForkError("stop takes a name or --all, not both")
+    if args.all:
+        names = [known.name for known in record.all_records()]
+        if not names:
+            print("nothing runs")
+    else:
+        names = [record.chosen(args.name, "stop")]
+    for name in names:
+        stop(name, args.timeout)
+    return 0
+
+
+def stop(name: str, patience_s: float) -> None:
+    """End one run. A process that only bears the recorded number is left alone."""
+    known = record.find(name)
+    if known is None:
+        print(f"{name} does not run")
+        return
+    pid = known.identity.pid
+    if not known.identity.alive:
+        now = process.identify(pid)
+        other = f"; process {pid} is another one now and was left alone" if now else ""
+        print(f"{name} had ended{other}")
+    elif process.end(known.identity, patience_s):
+        print(f"{name} drained and ended")
+    else:
+        print(f"{name} did not end within {patience_s:.0f} s and was killed")
+    known.forget()

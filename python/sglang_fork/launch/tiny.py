@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--tiny``: the same preset on its tiny twin, changed only where this machine's hardware forces it."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sglang_fork.checkpoints import make
+from sglang_fork.errors import ForkError
+from sglang_fork.paths import ROOT
+from sglang_fork.preset import FOLDER
+from sglang_fork.resolve import COMMAND_LINE, Argument, Resolution, Variable
+
+SHELL = "shell: "
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference from the preset, and the hardware's reason for it."""
+
+    what: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.reason})"
+
+
+def twin(family: str) -> Path:
+    """A family's tiny checkpoint: the one in the repository where there is one, else the state folder's."""
+    committed = ROOT / "test" / "checkpoints" / family
+    return committed if (committed / "config.json").is_file() else make.default_path(family)
+
+
+def apply(resolution: Resolution, profile: str) -> tuple[Resolution, list[Change]]:
+    """The command on the tiny twin, and what differs from the preset. What the user set stays."""
+    preset = resolution.preset
+    if not preset.family:
+        raise ForkError(f"{preset.name} has no tiny twin", "presets with one: ./sglang.sh list --json")
+    rules = load_rules(profile)
+    family = rules.get("family", {}).get(preset.family, {})
+    settings = rules.get("set", {}) | family.get("set", {})
+    drops = {**rules.get("drop", {}), **family.get("drop", {})}
+    draft_reason = rules.get("drop-draft", {}).get("reason")
+    changes: list[Change] = []
+    arguments: list[Argument] = []
+    for argument in resolution.arguments:
+        name = argument.flag.removeprefix("--")
+        if name == "model-path" and not _users(argument.source):
+            path = str(twin(preset.family))
+            arguments.append(Argument(argument.flag, (path,), "--tiny: the tiny twin"))
+            changes.append(Change(f"{argument.flag} {path}", f"the tiny twin of {argument.words[0]}"))
+            continue
+        if name in settings and not _users(argument.source):
+            continue
+        reason = drops.get(name) or (draft_reason if name in preset.draft else None)
+        if reason is None or _users(argument.source):
+            arguments.append(argument)
+        else:
+            changes.append(
+                Change(f"without {' '.join((argument.flag, *filter(None, argument.words)))}", reason)
+            )
+    given = {argument.flag for argument in arguments}
+    for name, setting in settings.items():
+        if f"--{name}" not in given:
+            words = () if setting["value"] is True else (str(setting["value"]),)
+            arguments.append(Argument(f"--{name}", words, f"--tiny: {setting['reason']}"))
+            changes.append(Change(" ".join((f"--{name}", *words)), setting["reason"]))
+    variables: list[Variable] = []
+    for variable in resolution.variables:
+        if variable.name in drops and not _users(variable.source):
+            changes.append(Change(f"without {variable.name}", drops[variable.name]))
+        else:
+            variables.append(variable)
+    changed = replace(
+        resolution, arguments=tuple(arguments), variables=tuple(variables), missing=(), notes=()
+    )
+    return changed, changes
+
+
+def load_rules(profile: str) -> dict[str, Any]:
+    """What a profile's hardware forces."""
+    return tomllib.loads((FOLDER / "tiny" / f"{profile}.toml").read_text())
+
+
+def _users(source: str) -> bool:
+    return source == COMMAND_LINE or source.startswith(SHELL)
