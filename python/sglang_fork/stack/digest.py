@@ -84,6 +84,8 @@ def _normal(node: Any) -> Any:
     for field, value in ast.iter_fields(node):
         if field == "body" and isinstance(value, list):
             value = _without_docstring(value)
+        elif isinstance(node, ast.JoinedStr):
+            value = [part for part in value if not _is_empty_text(part)]
         if value is None or value == [] or field in _IGNORED:
             continue
         if field == "annotation" and isinstance(node, ast.arg):
@@ -97,3 +99,8 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
         case [ast.Expr(value=ast.Constant(value=str())), *rest]:
             return rest
     return body
+
+
+def _is_empty_text(part: ast.expr) -> bool:
+    """Python 3.12 puts an empty constant after a nested replacement field of an f-string; others do not."""
+    return isinstance(part, ast.Constant) and part.value == ""

@@ -15,7 +15,7 @@ from sglang_fork.errors import ForkError
 from sglang_fork.paths import ROOT
 from sglang_fork.stack import apply, hooks, overlay, wheel, workspace
 from sglang_fork.stack.git import Git
-from sglang_fork.stack.header import parse, require
+from sglang_fork.stack.header import require
 from sglang_fork.stack.series import SERIES, Series, patch_files, read_series
 
 _FORMAT = (
@@ -265,11 +265,3 @@ def _write_overlay(git: Git, checkout: Path, moves: dict[str, str | None]) -> No
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(git.run("cat-file", "blob", blob).stdout)
-
-
-def subject_of(patch: bytes) -> str:
-    """A patch file's subject line."""
-    for line in patch.decode(errors="replace").splitlines():
-        if line.startswith("Subject: "):
-            return parse(line.removeprefix("Subject: ").removeprefix("[PATCH] ")).subject
-    return ""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_fork.stack import apply, base, export, pip, platforms, wheel, workspace
+from sglang_fork.stack import apply, base, check, export, faults, pip, platforms, wheel, workspace
 from sglang_fork.stack.git import Git, init, isolated_env
 
 MODEL = """\
@@ -119,6 +119,13 @@ class Fork:
     def export(self) -> export.Exported:
         return export.export_tree(self.root)
 
+    def check(self) -> check.Report:
+        return check.check_stack(self.root)
+
+    def faults(self) -> list[str]:
+        """The texts of all faults of ``check``."""
+        return [text for _, text in self.check().faults]
+
     def snapshot(self) -> dict[str, bytes]:
         """Every file under patches/ and the overlay folders."""
         tops = ("patches", "python", "sgl-kernel")
@@ -142,11 +149,14 @@ def fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fork]:
 
     monkeypatch.setattr(pip, "download", download)
     monkeypatch.setattr(pip, "published_sum", published_sum)
+    monkeypatch.setattr(faults, "check_lock", lambda metadata, folder: [])
     sums = made.release("1.0", FILES)
     made.write(f"patches/{wheel.SUMS}", wheel.sums_text(sums))
     made.write("python/sglang/srt/mega/__init__.py", "# added\n")
     made.write("sgl-kernel/csrc/mega/hop.cuh", "// kernel\n")
     made.write("patches/series", f"base sglang==1.0\nbase-tree {base_tree(tmp_path / 'probe', made.index)}\n")
+    made.write("patches/pins", "pinned-at sglang==1.0\n")
+    made.write("test/unit/test_x.py", "def test_y(): ...\n\n\nclass TestZ:\n    def test_w(self): ...\n")
     yield made
 
 
