@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from sglang_fork.checkpoints import qwen3_5, tensorfile, tokenizer
+from sglang_fork.checkpoints import deepseek_v41, glm_moe_dsa, kimi_k3, qwen3_5, tensorfile, tokenizer
+from sglang_fork.checkpoints.tensorfile import Blob
 from sglang_fork.checkpoints.weights import Spec, materialise
 from sglang_fork.errors import ForkError
 from sglang_fork.paths import state_dir
@@ -23,11 +24,14 @@ class FamilyModule(Protocol):
 
     def config(self) -> dict[str, Any]: ...
 
-    def specs(self) -> Iterator[Spec]: ...
+    def specs(self) -> Iterator[Spec] | Iterator[Spec | Blob]: ...
 
 
 FAMILIES: dict[str, FamilyModule] = {
     "qwen3_5": qwen3_5,
+    "glm_moe_dsa": glm_moe_dsa,
+    "deepseek_v41": deepseek_v41,
+    "kimi_k3": kimi_k3,
 }
 
 
@@ -53,8 +57,8 @@ def write_folder(folder: Path, family: str) -> None:
     module = family_module(family)
     (folder / "config.json").write_text(tokenizer.dump(module.config()), "utf-8")
     write_tokenizer(folder, module)
-    blobs = (materialise(spec, family) for spec in module.specs())
-    tensorfile.write(folder / "model.safetensors", blobs)
+    made = (item if isinstance(item, Blob) else materialise(item, family) for item in module.specs())
+    tensorfile.write(folder / "model.safetensors", made)
 
 
 def make(family: str, out: Path) -> Path:

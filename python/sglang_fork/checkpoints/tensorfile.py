@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from sglang_fork.errors import ForkError
 
-ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "F8_E4M3": 1, "U8": 1}
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "F8_E4M3": 1, "F8_E8M0": 1, "U8": 1}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from statistics import NormalDist
 from sglang_fork.checkpoints.tensorfile import ITEM_BYTES, Blob
 
 LEVELS = 256
+E4M3_MAX = 448.0
+E8M0_BIAS = 127
 Quantile = Callable[[float], float]
 
 
@@ -44,7 +46,7 @@ def uniform(low: float, high: float) -> Quantile:
 
 
 def scaled(fan_in: int, gain: float = 1.0) -> Quantile:
-    """Normal, standard deviation ``gain / sqrt(fan_in)``: a unit-variance input gives variance ``gain ** 2``."""
+    """Normal, deviation ``gain / sqrt(fan_in)``: a unit-variance input gives variance ``gain ** 2``."""
     return normal(gain / math.sqrt(fan_in))
 
 
@@ -59,13 +61,26 @@ def bfloat16_bits(value: float) -> int:
     return int((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
 
 
+def float8_bits(value: float) -> int:
+    """The bits of ``value`` rounded to E4M3 (no infinities, largest 448), ties to even; larger values
+    saturate.
+    """
+    magnitude = min(abs(value), E4M3_MAX)
+    exponent = max(math.frexp(magnitude)[1] - 1, -6)
+    steps = round(math.ldexp(magnitude, 3 - exponent))  # in units of the last mantissa bit; 8..16 when normal
+    bits = ((exponent + 7) << 3) + steps - 8 if steps >= 8 else steps
+    return bits | (0x80 if math.copysign(1.0, value) < 0 else 0)
+
+
 def _encoded(value: float, dtype: str) -> bytes:
     if dtype == "BF16":
         return bfloat16_bits(value).to_bytes(2, "little")
     if dtype == "F32":
         return struct.pack("<f", value)
-    if dtype in ("I32", "I64"):
-        return int(value).to_bytes(ITEM_BYTES[dtype], "little", signed=True)
+    if dtype == "F8_E4M3":
+        return bytes([float8_bits(value)])
+    if dtype == "F8_E8M0":
+        return bytes([round(value) + E8M0_BIAS])
     raise ValueError(f"no random weights of type {dtype}")
 
 

@@ -15,6 +15,9 @@ from sglang_fork.errors import ForkError
 
 # A change here changes every served text and every recorded figure: bump it together with them.
 SHA256 = {
+    "deepseek_v41": "dfae9decec09908d0cb44b884de5b792e444d827da1f2b84af5e0ad97767bb91",
+    "glm_moe_dsa": "cf35682187de8f340784d148160b4ef8a1f1f267b8608bef2fdfe0f7d2209e83",
+    "kimi_k3": "b1cd0eeedd04b3c0eb432ffc88169ac90488a38d6602a9c0d3eeb2d4c23ed448",
     "qwen3_5": "ea8d389ddb2b2c6c0816dde2a8042b3c239b652cb80325d3d7de518ee249d06e",
 }
 
@@ -125,3 +128,29 @@ def test_command_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.strip() == str(tmp_path / "q")
     names = {entry.name for entry in tensorfile.read_header(tmp_path / "q" / "model.safetensors")}
     assert {"lm_head.weight", "mtp.fc.weight", "model.layers.3.self_attn.q_proj.weight"} <= names
+
+
+@pytest.mark.parametrize(
+    ("value", "bits"),
+    [
+        (0.0, 0x00),
+        (1.0, 0x38),
+        (-1.0, 0xB8),
+        (448.0, 0x7E),
+        (1e9, 0x7E),
+        (2**-9, 0x01),
+        (17.0, 0x58),
+        (19.0, 0x5A),
+    ],
+    ids=["zero", "one", "minus one", "largest", "saturates", "smallest", "tie down", "tie up"],
+)
+def test_float8_rounds_ties_to_even(value: float, bits: int) -> None:
+    assert weights.float8_bits(value) == bits
+
+
+def test_hash_routing_names_distinct_experts(tmp_path: Path) -> None:
+    made = make.make("deepseek_v41", tmp_path / "d")
+    table = next(b for b in tensorfile.read(made / "model.safetensors") if b.name.endswith("tid2eid"))
+    ids = memoryview(table.data).cast("i").tolist()
+    assert set(ids) == set(range(8))
+    assert all(first != second for first, second in zip(ids[::2], ids[1::2], strict=True))
