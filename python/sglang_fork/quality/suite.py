@@ -44,7 +44,7 @@ def areas(root: Path = ROOT) -> list[str]:
 
 
 def run_pytest(arguments: Sequence[str], profile: str, root: Path = ROOT) -> Counts:
-    """Run pytest with these arguments in the profile's environment; a run that breaks counts as one failure."""
+    """Run pytest in the profile's environment; a run that breaks counts as one failure more."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         command = [
