@@ -6,7 +6,8 @@ import sys
 import urllib.request
 
 try:
-    with urllib.request.urlopen(f"http://127.0.0.1:{os.environ.get('PORT', '30000')}/health", timeout=4) as answer:
+    port = os.environ.get("PORT", "30000")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=4) as answer:
         sys.exit(0 if answer.status == 200 else 1)
 except OSError as error:
     sys.exit(f"not healthy: {error}")
