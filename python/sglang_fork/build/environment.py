@@ -14,7 +14,7 @@ from pathlib import Path
 from sglang_fork.build.cudahome import site_packages
 from sglang_fork.build.installer import plain_env, run_uv, uv_complaint
 from sglang_fork.build.profile import left_out, write_hollow
-from sglang_fork.env import is_built, venv_dir
+from sglang_fork.env import venv_dir
 from sglang_fork.errors import ForkError
 from sglang_fork.lock import DEV, FOLDER, RUNTIME
 from sglang_fork.lock.requirements import Pin, parse_lock, read_lock
@@ -80,16 +80,15 @@ def require_space(profile: str) -> None:
         )
 
 
-def fill(uv: Path, profile: str, what: Contents, skip_torch: bool = False) -> None:
-    """Bring the environment to ``what``.
+def fill(uv: Path, profile: str, what: Contents, anew: bool, skip_torch: bool = False) -> None:
+    """Bring the environment to ``what``; ``anew`` makes it from nothing (downloads are in uv's cache).
 
-    An environment without a stamp may be half-made, so it is made anew (what was downloaded is in uv's
-    cache). ``skip_torch`` keeps the torch that it holds, stamped or not, and removes nothing.
+    ``skip_torch`` keeps the torch that it holds, finished or not, and removes nothing.
     """
     venv = venv_dir(profile)
     if skip_torch:
         _require_torch(venv)
-    elif not is_built(profile):
+    elif anew:
         shutil.rmtree(venv, ignore_errors=True)
         require_space(profile)
         run_uv(
@@ -100,22 +99,14 @@ def fill(uv: Path, profile: str, what: Contents, skip_torch: bool = False) -> No
     python = str(venv / "bin" / "python")
     command = ["install", "--no-deps", "-r"] if skip_torch else ["sync"]
     run_uv(
-        uv,
-        "pip",
-        *command,
-        str(requirements),
-        "--require-hashes",
-        "--python",
-        python,
+        uv, "pip", *command, str(requirements), "--require-hashes", "--python", python,
         what="installing packages",
-    )
+    )  # fmt: skip
 
 
 def install_fork(uv: Path, profile: str, fork: Path) -> None:
     """Put another wheel of the fork into an environment whose other packages stay as they are."""
     python = venv_dir(profile) / "bin" / "python"
-    if not python.exists():
-        raise ForkError(f"--skip-venv: profile {profile} has no environment yet", "run build once without it")
     run_uv(
         uv, "pip", "install", "--no-deps", "--reinstall-package", "sglang", str(fork), "--python",
         str(python), what="installing the fork's wheel",

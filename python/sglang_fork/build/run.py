@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_fork.build import environment, stub
+from sglang_fork.build import environment, kernels, stub
 from sglang_fork.build.cudahome import make_cuda_home, site_packages
 from sglang_fork.build.forkwheel import local_version, repack, repack_editable, tree_files, wheel_name
 from sglang_fork.build.installer import ensure_uv
@@ -29,17 +29,25 @@ from sglang_fork.stack.wheel import fetch_base_wheel
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. ``profile`` None: ``cuda`` where a driver is present, ``cpu`` elsewhere."""
+    """What was asked for.
+
+    ``profile`` None: ``cuda`` where a driver is present, ``cpu`` elsewhere. ``kernels``: architectures to
+    compile the megakernels for, ahead of time; None: this machine's GPUs, where they have kernels.
+    """
 
     profile: str | None = None
     dev: bool = False
     skip_venv: bool = False
+    skip_kernels: bool = False
+    kernels: tuple[str, ...] | None = None
     skip_torch: bool = False
     dev_tools: bool = False
 
     def __post_init__(self) -> None:
         if self.skip_venv and (self.skip_torch or self.dev_tools):
             raise ForkError("--skip-venv leaves every package but the fork's as it is, so it stands alone")
+        if self.skip_kernels and self.kernels is not None:
+            raise ForkError("--kernels and --skip-kernels contradict each other")
 
 
 def default_profile() -> str:
@@ -54,7 +62,7 @@ def build(options: Options, out: Progress | None = None) -> Stamp:
     corrupt or wrong wheel, a patch stack that does not apply, a failed download, another build at work.
     """
     profile = options.profile or default_profile()
-    progress = out or Progress(6)
+    progress = out or Progress(6 + (options.kernels is not None))
     with build_lock():
         require_python()
         sweep()
@@ -68,6 +76,8 @@ def build(options: Options, out: Progress | None = None) -> Stamp:
         after = _wanted(profile, options, tree, before)
         if before == after and is_built(profile):
             progress.say(f"build: up to date: {describe(after)}")
+            if options.kernels is not None:
+                _kernels(progress, after, options.kernels)
             return after
         if profile == "cpu" and not driver_present():
             stub.find_compiler()
@@ -86,6 +96,9 @@ def build(options: Options, out: Progress | None = None) -> Stamp:
         with progress.step("dependency check"):
             environment.check(uv, profile)
         write_stamp(after)
+        archs = options.kernels if options.kernels is not None else tuple(kernels.gpu_architectures())
+        if archs and not options.skip_kernels:
+            _kernels(progress, after, archs)
         _report(progress, after)
         return after
 
@@ -179,18 +192,18 @@ def _environment_title(options: Options, stamp: Stamp) -> str:
 
 
 def _install(uv: Path, fork: Path, options: Options, stamp: Stamp) -> None:
+    """Change the environment. One without a stamp may be half-made, so it is made anew."""
+    before = read_stamp(stamp.profile) if is_built(stamp.profile) else None
     if options.skip_venv:
-        python = venv_dir(stamp.profile) / "bin" / "python"
-        if not is_built(stamp.profile) or not python.exists():
+        if before is None:
             raise ForkError(f"--skip-venv: profile {stamp.profile} is not built yet", "build once without it")
         drop_stamp(stamp.profile)
         environment.install_fork(uv, stamp.profile, fork)
         return
     what = environment.contents(stamp.profile, fork, stamp.dev_tools, options.skip_torch)
-    before = read_stamp(stamp.profile)
-    if before is not None and before.python != stamp.python:
-        shutil.rmtree(venv_dir(stamp.profile))
-    environment.fill(uv, stamp.profile, what, options.skip_torch)
+    drop_stamp(stamp.profile)
+    anew = before is None or before.python != stamp.python
+    environment.fill(uv, stamp.profile, what, anew, options.skip_torch)
 
 
 def _native_extras(profile: str) -> None:
@@ -205,6 +218,11 @@ def _native_extras(profile: str) -> None:
         stub.build_stubs(packages, libraries, stub_dir())
     driver = link_stub / DRIVER
     make_cuda_home(venv, driver if driver.exists() else None)
+
+
+def _kernels(progress: Progress, stamp: Stamp, archs: tuple[str, ...]) -> None:
+    with progress.step(f"kernels for {', '.join(archs)}"):
+        kernels.compile_kernels(stamp.profile, archs)
 
 
 def _report(progress: Progress, stamp: Stamp) -> None:

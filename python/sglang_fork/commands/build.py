@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 
+from sglang_fork.build.kernels import architectures
 from sglang_fork.build.run import Options, build
 from sglang_fork.env import PROFILES
 
@@ -22,8 +23,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip-torch", action="store_true", help="keep the torch and CUDA packages that are there"
     )
+    parser.add_argument("--skip-kernels", action="store_true", help="compile no megakernels ahead of time")
+    parser.add_argument(
+        "--kernels",
+        nargs="*",
+        metavar="ARCH",
+        help="compile the megakernels ahead of time for these architectures (none named: all); needs no GPU",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    build(Options(args.profile, args.dev, args.skip_venv, args.skip_torch))
+    kernels = None if args.kernels is None else tuple(architectures(args.kernels))
+    build(
+        Options(
+            profile=args.profile,
+            dev=args.dev,
+            skip_venv=args.skip_venv,
+            skip_kernels=args.skip_kernels,
+            kernels=kernels,
+            skip_torch=args.skip_torch,
+        )
+    )
     return 0
