@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sglang_fork import cpu_flags
 from sglang_fork.checkpoints import make
 from sglang_fork.errors import ForkError
 from sglang_fork.paths import ROOT
@@ -40,9 +41,8 @@ def apply(resolution: Resolution, profile: str) -> tuple[Resolution, list[Change
     if not preset.family:
         raise ForkError(f"{preset.name} has no tiny twin", "presets with one: ./sglang.sh list --json")
     rules = load_rules(profile)
-    family = rules.get("family", {}).get(preset.family, {})
-    settings = rules.get("set", {}) | family.get("set", {})
-    drops = {**rules.get("drop", {}), **family.get("drop", {})}
+    settings = needed(preset.family, profile) | rules.get("set", {})
+    drops = rules.get("drop", {})
     draft_reason = rules.get("drop-draft", {}).get("reason")
     changes: list[Change] = []
     arguments: list[Argument] = []
@@ -78,6 +78,26 @@ def apply(resolution: Resolution, profile: str) -> tuple[Resolution, list[Change
         resolution, arguments=tuple(arguments), variables=tuple(variables), missing=(), notes=()
     )
     return changed, changes
+
+
+def needed(family: str, profile: str) -> dict[str, dict[str, Any]]:
+    """The flags that the CPU engine needs for a family, with the reason for each."""
+    if profile != "cpu":
+        return {}
+    if family not in cpu_flags.FAMILIES:
+        known = ", ".join(cpu_flags.FAMILIES)
+        raise ForkError(f"the CPU engine does not serve {family} yet", f"families that it serves: {known}")
+    flags = cpu_flags.FAMILIES[family]
+    return {
+        flag.removeprefix("--"): {"value": True if value is None else value, "reason": _why(family, flag)}
+        for flag, value in {**flags.forced, **flags.sized}.items()
+    }
+
+
+def _why(family: str, name: str) -> str:
+    flags = cpu_flags.FAMILIES[family]
+    default = "the CPU engine needs it" if name in flags.forced else "the machine's own memory is small"
+    return flags.why.get(name, default)
 
 
 def load_rules(profile: str) -> dict[str, Any]:
