@@ -149,6 +149,40 @@ def test_the_inputs_that_a_kernel_overwrites_reach_the_stock_part_unchanged():
     assert torch.equal(out, torch.tensor([2.0, 6.0]))
 
 
+class Pair:
+    """A result that parity knows only by what it stands for."""
+
+    def __init__(self, low, high):
+        self.low, self.high = low, high
+
+    def parity_tensors(self):
+        return {"sum": self.low + self.high}
+
+
+@pytest.mark.parametrize(
+    ("kernel_result", "stock_result"),
+    [
+        (object(), object()),
+        (torch.ones(1), None),
+        ((torch.ones(1),), torch.ones(1)),
+        ({"a": torch.ones(1)}, {}),
+    ],
+)
+def test_what_cannot_be_compared_does_not_pass(kernel_result, stock_result):
+    layer = Layer()
+    layer.part = lambda x: stock_result
+    with pytest.raises(ParityError, match="cannot compare"):
+        run(layer, lambda view, x: kernel_result, BITWISE)
+
+
+def test_results_are_compared_by_what_they_stand_for():
+    layer = Layer()
+    layer.part = lambda x: Pair(x, x)
+    run(layer, lambda view, x: Pair(0 * x, 2 * x), BITWISE)
+    with pytest.raises(ParityError, match="output sum differs"):
+        run(layer, lambda view, x: Pair(x, 2 * x), BITWISE)
+
+
 def test_difference_is_relative_to_the_largest_value_and_strict_about_shape_and_nan():
     assert difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])) == 0.5
     assert difference(torch.ones(2), torch.ones(3)) == float("inf")

@@ -56,7 +56,7 @@ class Executor:
         self.widths = plan.widths
         self.modes = modes
         self.extra_bytes = extra_bytes
-        self._by_width = {
+        self.kernels_by_width = {
             rows: {key: k for key, k in kernels.items() if key[0] in plan.kernels(rows)}
             for rows in plan.widths
         }
@@ -75,7 +75,7 @@ class Executor:
         mode = forward_batch.forward_mode
         name = VERIFY if mode.is_target_verify() else DECODE if mode.is_decode() else None
         rows = 0 if input_ids is None else int(input_ids.shape[0])
-        if name not in self.modes or rows not in self._by_width:
+        if name not in self.modes or rows not in self.kernels_by_width:
             return None
         return Step(mode=name, rows=rows)
 
@@ -83,9 +83,15 @@ class Executor:
         """Run the model's forward (``input_ids, positions, forward_batch, ...``) with the step active."""
         _, positions, forward_batch = args[:3]
         runner = run_kernel if self.parity is None else self.parity
-        active = ActiveStep(view_of(positions, forward_batch), self._by_width[step.rows], runner)
-        with activate(active):
-            return original(*args, **kwargs)
+        active = ActiveStep(view_of(positions, forward_batch), self.kernels_by_width[step.rows], runner)
+
+        def covered(*args: Any, **kwargs: Any) -> Any:
+            with activate(active):
+                return original(*args, **kwargs)
+
+        if self.parity is None:
+            return covered(*args, **kwargs)
+        return self.parity.compare_step(active, covered, original, args, kwargs)
 
 
 class Extra(msgspec.Struct, frozen=True):

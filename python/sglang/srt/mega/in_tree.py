@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from sglang.kernels.plugin_kernels.nvidia.spec import register_in_tree
 
-SPECS: dict[str, str] = {}
+SPECS: dict[str, str] = {
+    "Qwen3_5MoeForCausalLM": "sglang.srt.mega.models.qwen3_5.spec:SPEC",
+    "Qwen3_5MoeForConditionalGeneration": "sglang.srt.mega.models.qwen3_5.spec:SPEC",
+}
 
 
 def register_all() -> None:

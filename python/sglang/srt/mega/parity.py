@@ -9,15 +9,18 @@ rank that saw it. Eager steps only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from sglang.srt.mega.slots import BITWISE, Slot
+from sglang.srt.mega.slots import BITWISE, Numerics, Slot
 from sglang.srt.mega.step import ActiveStep, Kernel, Stock
 
+# The whole step, compared with SGLang's own forward.
+STEP = "step"
 # name -> (buffer, index of the rows that the slot writes)
 Written = Mapping[str, tuple[torch.Tensor, Any]]
 
@@ -63,8 +66,25 @@ class ParityRunner:
         self._judge(slot, layer, pairs)
         return stock_out
 
+    def compare_step(
+        self, step: ActiveStep, covered: Stock, original: Stock, args: tuple, kwargs: dict
+    ) -> Any:
+        """Run the covered step beside SGLang's own forward, which must agree bit for bit: in parity mode
+        every slot keeps its stock twin's result. Returns the forward's."""
+        buffers = self.written(STEP, None, step.view)
+        before = {name: buffer[index].clone() for name, (buffer, index) in buffers.items()}
+        mine = _clone(covered(*_clone(args), **_clone(kwargs)))
+        written = {name: buffer[index].clone() for name, (buffer, index) in buffers.items()}
+        for name, (buffer, index) in buffers.items():
+            buffer[index] = before[name]
+        theirs = original(*args, **kwargs)
+        pairs = {f"output{path}": pair for path, pair in _tensors(mine, theirs)}
+        pairs |= {name: (written[name], buffer[index]) for name, (buffer, index) in buffers.items()}
+        self._judge(STEP, None, pairs)
+        return theirs
+
     def _judge(self, slot: str, layer: Any, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        numerics = self.slots[slot].numerics
+        numerics = Numerics(BITWISE, test="parity mode") if slot == STEP else self.slots[slot].numerics
         for name, (mine, theirs) in pairs.items():
             worst = difference(mine, theirs)
             count, so_far = self.seen.get(slot, (0, 0.0))
@@ -105,17 +125,33 @@ def _clone(value: Any) -> Any:
         return type(value)(_clone(v) for v in value)
     if isinstance(value, dict):
         return {k: _clone(v) for k, v in value.items()}
+    if dataclasses.is_dataclass(value) and hasattr(value, "parity_tensors"):
+        fields = {f.name: _clone(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
     return value
 
 
-def _tensors(mine: Any, theirs: Any, path: str = ""):
-    """Pairs of tensors at the same place in two results; a missing partner pairs with an empty tensor."""
+def _tensors(mine: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Pairs of tensors at the same place in two results.
+
+    A result is a tensor, None, a sequence of results, SGLang's logits output, or an object whose
+    ``parity_tensors()`` names what it stands for. Raises ``ParityError`` for any other, and for unlike
+    results: what cannot be compared must not pass.
+    """
+    if hasattr(mine, "parity_tensors") and hasattr(theirs, "parity_tensors"):
+        mine, theirs = mine.parity_tensors(), theirs.parity_tensors()
+    if hasattr(mine, "next_token_logits") and hasattr(theirs, "next_token_logits"):
+        mine = (mine.next_token_logits, mine.hidden_states)
+        theirs = (theirs.next_token_logits, theirs.hidden_states)
     if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
         yield path, (mine, theirs)
     elif isinstance(mine, (tuple, list)) and isinstance(theirs, (tuple, list)) and len(mine) == len(theirs):
         for i, (m, t) in enumerate(zip(mine, theirs, strict=True)):
             yield from _tensors(m, t, f"{path}[{i}]")
-    elif type(mine) is not type(theirs):
+    elif isinstance(mine, dict) and isinstance(theirs, dict) and mine.keys() == theirs.keys():
+        for name in mine:
+            yield from _tensors(mine[name], theirs[name], f"{path} {name}")
+    elif not (mine is None and theirs is None):
         raise ParityError(
-            f"the kernel returned {type(mine).__name__}, the stock part {type(theirs).__name__}"
+            f"megakernel parity cannot compare a {type(mine).__name__} with a {type(theirs).__name__}"
         )

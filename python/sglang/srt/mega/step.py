@@ -88,6 +88,11 @@ def activate(step: ActiveStep) -> Iterator[None]:
         _active = None
 
 
+def running() -> bool:
+    """Whether a covered step runs, so that a model's forward takes its covered branch."""
+    return _active is not None
+
+
 def covers(slot: str, layer: Any) -> bool:
     """Whether the running step has a kernel for ``layer``'s ``slot``; False outside a covered step."""
     return _active is not None and _active.kernel(slot, layer) is not None

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slots of Qwen3.5's plain decode step. Each is one stage of a layer, from residual stream to residual
+stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.mega import slots
+from sglang.srt.mega.slots import TOLERANCE, Numerics, Slot
+
+MAX_ROWS = 8
+
+
+def mixer_slot(layer: Any) -> str:
+    """The slot of a layer's first stage."""
+    return "gdn" if hasattr(layer, "linear_attn") else "attention"
+
+
+PARITY = "test/e2e/mega/test_qwen3_5_step.py"
+
+SLOTS = slots.table(
+    [
+        Slot(
+            "gdn",
+            1,
+            MAX_ROWS,
+            Numerics(TOLERANCE, test=PARITY, rtol=2**-6),
+            stock="stages.gated_delta_net",
+            reads=("convolution state", "recurrent state"),
+            writes=("convolution state", "recurrent state"),
+        ),
+        Slot(
+            "attention",
+            1,
+            MAX_ROWS,
+            Numerics(TOLERANCE, test=PARITY, rtol=2**-6),
+            stock="stages.attention",
+            reads=("KV cache", "request table"),
+            writes=("KV cache",),
+        ),
+        Slot(
+            "moe",
+            1,
+            MAX_ROWS,
+            Numerics(TOLERANCE, test=PARITY, rtol=2**-6),
+            stock="stages.moe",
+            weights="w13 and w2 as the unquantised fused MoE holds them",
+        ),
+    ]
+)
