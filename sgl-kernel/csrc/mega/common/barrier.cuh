@@ -12,7 +12,9 @@ namespace mega {
 
 MEGA_DEVICE void block_sync() { __syncthreads(); }
 // Barrier `id` (1 to 15) among the first `threads` that call it; a multiple of 32.
-MEGA_DEVICE void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+MEGA_DEVICE void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 struct MBarrier {
   u64 word;
@@ -21,7 +23,8 @@ struct MBarrier {
 MEGA_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 MEGA_DEVICE void mbarrier_init(MBarrier& b, u32 arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n fence.mbarrier_init.release.cluster;" ::"r"(shared_address(&b)),
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n fence.mbarrier_init.release.cluster;" ::"r"(
+                   shared_address(&b)),
                "r"(arrivals)
                : "memory");
 }
@@ -30,7 +33,8 @@ MEGA_DEVICE void mbarrier_arrive(MBarrier& b) {
 }
 // One arrival that also expects `bytes` of bulk copies.
 MEGA_DEVICE void mbarrier_expect(MBarrier& b, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&b)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&b)), "r"(bytes)
+               : "memory");
 }
 // Returns when the phase of this parity (0, 1, 0, ...) has completed.
 MEGA_DEVICE void mbarrier_wait(MBarrier& b, u32 parity) {
@@ -60,8 +64,8 @@ MEGA_DEVICE void spin_pause() {}
 
 namespace mega {
 
-// All blocks of a grid that is known to be resident. `counter` grows by gridDim.x a barrier; `target` is its value when
-// every block has arrived, so the caller keeps the number of barriers passed.
+// All blocks of a grid that is known to be resident. `counter` grows by gridDim.x a barrier; `target` is its
+// value when every block has arrived, so the caller keeps the number of barriers passed.
 MEGA_DEVICE void grid_sync(u32* counter, u32 target) {
   block_sync();
   if (threadIdx.x == 0) {

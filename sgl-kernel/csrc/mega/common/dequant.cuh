@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weight formats to fp16 pairs in registers. sm_90 has no e2m1 conversion: sign and magnitude bits are placed in an fp16,
-// whose value is the e2m1 value times 2^-14, subnormals included; the caller folds 2^14 into the block scale.
+// Weight formats to fp16 pairs in registers. sm_90 has no e2m1 conversion: sign and magnitude bits are placed
+// in an fp16, whose value is the e2m1 value times 2^-14, subnormals included; the caller folds 2^14 into the
+// block scale.
 #pragma once
 #include "common/types.cuh"
 
@@ -22,7 +23,8 @@ MEGA_DEVICE u32 e4m3x2_to_f16x2(u32 bytes) {
 
 namespace mega {
 
-// Eight e2m1 nibbles (nibble i in bits 4i..4i+3) to four fp16x2 of value x 2^-14, in the order (0, 4), (1, 5), (2, 6), (3, 7).
+// Eight e2m1 nibbles (nibble i in bits 4i..4i+3) to four fp16x2 of value x 2^-14, in the order (0, 4), (1,
+// 5), (2, 6), (3, 7).
 MEGA_DEVICE void e2m1x8_to_f16x2(u32 nibbles, u32 (&out)[4]) {
   MEGA_UNROLL
   for (int i = 0; i < 4; ++i) {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small-M products on row-major bf16 weights, read once, with no repacking: y[m, n] = sum_k W[n, k] x[m, k], m < 8.
+// Small-M products on row-major bf16 weights, read once, with no repacking: y[m, n] = sum_k W[n, k] x[m, k],
+// m < 8.
 //
-// A warp owns 16 weight rows and a run of k. The tensor core's k order is free as long as both operands share it, so
-// lane 4g + t loads the 16 bytes at k = 32 i + 8 t of rows g and g + 8 and they are its A fragments of two m16n8k16
-// products; the activation's 16 bytes at the same k of row g are the B fragments. Eight rows cost what one costs.
+// A warp owns 16 weight rows and a run of k. The tensor core's k order is free as long as both operands share
+// it, so lane 4g + t loads the 16 bytes at k = 32 i + 8 t of rows g and g + 8 and they are its A fragments of
+// two m16n8k16 products; the activation's 16 bytes at the same k of row g are the B fragments. Eight rows
+// cost what one costs.
 #pragma once
 #include "common/barrier.cuh"
 #include "common/memory.cuh"
@@ -16,7 +18,8 @@ namespace mega {
 template <int run, int depth>
 struct WeightStream {
   static constexpr int steps = run / 32;
-  static_assert(run % 32 == 0 && depth <= steps, "a step is 32 columns, and no more are in flight than there are");
+  static_assert(run % 32 == 0 && depth <= steps,
+                "a step is 32 columns, and no more are in flight than there are");
 
   uint4 low[depth], high[depth];
   const bf16 *low_row, *high_row;
@@ -52,8 +55,8 @@ struct WeightStream {
   }
 };
 
-// Activations staged in shared memory, one run of columns a warp. Rows are padded by 64 bytes, so that the eight lanes
-// of a quarter warp, which read 64 bytes of each of two rows, touch every bank once.
+// Activations staged in shared memory, one run of columns a warp. Rows are padded by 64 bytes, so that the
+// eight lanes of a quarter warp, which read 64 bytes of each of two rows, touch every bank once.
 template <int rows, int run>
 struct StagedRows {
   static constexpr int stride = run + 32;
@@ -61,7 +64,9 @@ struct StagedRows {
 
   bf16* base;
 
-  MEGA_DEVICE void put(int row, int column, uint4 v) { *reinterpret_cast<uint4*>(base + row * stride + column) = v; }
+  MEGA_DEVICE void put(int row, int column, uint4 v) {
+    *reinterpret_cast<uint4*>(base + row * stride + column) = v;
+  }
   MEGA_DEVICE uint4 fragment(int step) const {
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     if (rows < 8 && g >= rows) return make_uint4(0, 0, 0, 0);
@@ -85,7 +90,8 @@ struct TileSums {
       partial[warp][n + 1][g + 8] = c[3];
     }
   }
-  // After a block_sync: weight row r (0 to 15) of activation row m, over warps first .. first + count - 1 in order.
+  // After a block_sync: weight row r (0 to 15) of activation row m, over warps first .. first + count - 1 in
+  // order.
   MEGA_DEVICE float sum(int m, int r, int first = 0, int count = warps) const {
     float total = 0.0f;
     MEGA_UNROLL

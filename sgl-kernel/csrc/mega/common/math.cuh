@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elementwise arithmetic with the rounding points of the stock kernels: exp is ex2.approx, as in Triton's tl.exp.
+// Elementwise arithmetic with the rounding points of the stock kernels: exp is ex2.approx, as in Triton's
+// tl.exp.
 #pragma once
 #include "common/types.cuh"
 
@@ -24,7 +25,9 @@ MEGA_DEVICE float to_float(bf16 x) { return __bfloat162float(x); }
 MEGA_DEVICE bf16 to_bf16(float x) { return __float2bfloat16(x); }
 
 // The two bf16 halves of a 32-bit word, low half first.
-MEGA_DEVICE float2 unpack(u32 word) { return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)); }
+MEGA_DEVICE float2 unpack(u32 word) {
+  return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+}
 MEGA_DEVICE u32 pack(float low, float high) {
   u32 word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));

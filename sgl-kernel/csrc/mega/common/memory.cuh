@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Global-memory access by purpose. Weights are ordinary (coherent) loads: the assembler sinks ld.global.nc below
-// griddepcontrol.wait, which undoes a prefetch; the tests count the loads ahead of the wait in the machine code.
+// Global-memory access by purpose. Weights are ordinary (coherent) loads: the assembler sinks ld.global.nc
+// below griddepcontrol.wait, which undoes a prefetch; the tests count the loads ahead of the wait in the
+// machine code.
 #pragma once
 #include "common/types.cuh"
 
@@ -48,7 +49,8 @@ MEGA_DEVICE float load_step_float(const float* address) {
 }
 
 MEGA_DEVICE void store_vector(void* address, uint4 v) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
                : "memory");
 }
 
@@ -69,7 +71,10 @@ MEGA_DEVICE void store_release(u32* address, u32 value) {
 
 MEGA_DEVICE u32 atomic_add_acq_rel(u32* address, u32 value) {
   u32 old;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(address), "r"(value)
+               : "memory");
   return old;
 }
 

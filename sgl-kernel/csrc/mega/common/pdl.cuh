@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programmatic dependent launch. pdl_launch lets the next kernel of the stream start its blocks; pdl_wait returns when
-// every earlier kernel that this one depends on has completed and its writes are visible. A kernel calls pdl_wait in
-// every thread that reads or writes what the step shares, and exits no block before it.
+// Programmatic dependent launch. pdl_launch lets the next kernel of the stream start its blocks; pdl_wait
+// returns when every earlier kernel that this one depends on has completed and its writes are visible. A
+// kernel calls pdl_wait in every thread that reads or writes what the step shares, and exits no block before
+// it.
 #pragma once
 #include "common/types.cuh"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar and vector types, qualifiers and shared-memory declarations. Raw PTX, __shared__ and CUDA builtins other than
-// threadIdx, blockIdx, blockDim and gridDim occur in common/ alone; where the compiler is not a CUDA one, each header
-// here takes its other half from sgl-kernel/emulator/, which provides the same names.
+// Scalar and vector types, qualifiers and shared-memory declarations. Raw PTX, __shared__ and CUDA builtins
+// other than threadIdx, blockIdx, blockDim and gridDim occur in common/ alone; where the compiler is not a
+// CUDA one, each header here takes its other half from sgl-kernel/emulator/, which provides the same names.
 #pragma once
 
 #if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
@@ -28,11 +28,11 @@ using bf16x2 = __nv_bfloat162;
 #define MEGA_KERNEL(name, threads, blocks_per_sm) \
   extern "C" __global__ void __launch_bounds__(threads, blocks_per_sm) name
 // One object in the block's shared memory, 16-byte aligned, uninitialised: MEGA_SHARED(float[8], sums);
-#define MEGA_SHARED(type, name)                     \
+#define MEGA_SHARED(type, name)                        \
   __shared__ __align__(16) mega::Shared<type> name##_; \
   auto& name = name##_.value
 // The launch's dynamic shared memory, 128-byte aligned.
-#define MEGA_DYNAMIC_SHARED(pointer)                 \
+#define MEGA_DYNAMIC_SHARED(pointer)                                    \
   extern __shared__ __align__(128) unsigned char mega_dynamic_shared[]; \
   unsigned char* pointer = mega_dynamic_shared
 #define MEGA_UNROLL _Pragma("unroll")

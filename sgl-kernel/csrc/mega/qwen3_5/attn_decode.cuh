@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Full attention, one token a row over a paged cache: q and k norm, rotary embedding, the new key and value into the
-// cache, and the partial attention of one split of the context. attn_merge joins the splits.
+// Full attention, one token a row over a paged cache: q and k norm, rotary embedding, the new key and value
+// into the cache, and the partial attention of one split of the context. attn_merge joins the splits.
 //
-// A block serves one row, one key-value head and the GROUP query heads that share it. Scores come from the tensor core
-// with 16 tokens as the rows of a weight tile; the weighted values are summed by lanes that hold 8 of 256 channels.
-// The new token never goes through the cache: split 0 starts its running softmax from it.
+// A block serves one row, one key-value head and the GROUP query heads that share it. Scores come from the
+// tensor core with 16 tokens as the rows of a weight tile; the weighted values are summed by lanes that hold
+// 8 of 256 channels. The new token never goes through the cache: split 0 starts its running softmax from it.
 //
 // Constants: ROWS, HEADS, KV_HEADS, ROTARY (channels, a multiple of 16), SPLITS, MIN_CHUNK (tokens, a multiple of 16),
 // MROPE, EPSILON. Heads are 256 wide.
-// Numerics: norm in fp32, rounded to bf16, rotated in fp32, rounded; scores, softmax and sums in fp32 with bf16 keys and
-// values; probabilities stay fp32 (the stock kernels round them to bf16 for the second product).
+// Numerics: norm in fp32, rounded to bf16, rotated in fp32, rounded; scores, softmax and sums in fp32 with
+// bf16 keys and values; probabilities stay fp32 (the stock kernels round them to bf16 for the second
+// product).
 #include "common/barrier.cuh"
 #include "common/gemv.cuh"
 #include "common/math.cuh"
@@ -18,7 +19,8 @@
 
 namespace mega {
 
-constexpr int rows = MEGA_ROWS, heads = MEGA_HEADS, kv_heads = MEGA_KV_HEADS, group = heads / kv_heads, dim = 256;
+constexpr int rows = MEGA_ROWS, heads = MEGA_HEADS, kv_heads = MEGA_KV_HEADS, group = heads / kv_heads,
+              dim = 256;
 constexpr int rotary = MEGA_ROTARY, splits = MEGA_SPLITS, min_chunk = MEGA_MIN_CHUNK;
 constexpr int warps = 8, tile = 16 * warps;  // tokens a round
 constexpr int qkv_stride = (2 * heads + 2 * kv_heads) * dim;
@@ -43,12 +45,14 @@ MEGA_DEVICE Lane8 expand(uint4 words) {
 }
 
 MEGA_DEVICE uint4 contract(const Lane8& in) {
-  return make_uint4(pack(in.v[0], in.v[1]), pack(in.v[2], in.v[3]), pack(in.v[4], in.v[5]), pack(in.v[6], in.v[7]));
+  return make_uint4(pack(in.v[0], in.v[1]), pack(in.v[2], in.v[3]), pack(in.v[4], in.v[5]),
+                    pack(in.v[6], in.v[7]));
 }
 
-// Norm and rotation of one head; lane l holds channels 8l .. 8l + 7. Channel i < ROTARY / 2 pairs with i + ROTARY / 2,
-// that is with lane l + ROTARY / 16.
-MEGA_DEVICE uint4 norm_and_rotate(uint4 words, uint4 norm_weight, const float* cos_sin, const int* position_of_lane) {
+// Norm and rotation of one head; lane l holds channels 8l .. 8l + 7. Channel i < ROTARY / 2 pairs with i +
+// ROTARY / 2, that is with lane l + ROTARY / 16.
+MEGA_DEVICE uint4 norm_and_rotate(uint4 words, uint4 norm_weight, const float* cos_sin,
+                                  const int* position_of_lane) {
   int lane = threadIdx.x & 31;
   constexpr int half_lanes = rotary / 16;
   Lane8 x = expand(words), w = expand(norm_weight);
@@ -74,24 +78,24 @@ MEGA_DEVICE uint4 norm_and_rotate(uint4 words, uint4 norm_weight, const float* c
 }
 
 struct Scratch {
-  bf16 q[8][dim + 32];       // rows GROUP .. 7 are zero
-  float k[dim], v[dim];      // the new token's, as the cache holds them
-  float score[tile][8];      // scores, then weights
+  bf16 q[8][dim + 32];   // rows GROUP .. 7 are zero
+  float k[dim], v[dim];  // the new token's, as the cache holds them
+  float score[tile][8];  // scores, then weights
   float peak[8], total[8], rescale[8];
 };
 
 // qkv: [rows, 2 HEADS + 2 KV_HEADS, 256] (a head's q then its gate; k; v); q_norm, k_norm: [256];
-// cos_sin: [positions, ROTARY] fp32 (cosines, then sines); positions: [rows] int64, or with MROPE [3, rows] with
-// `position_stride` between axes and axis_map [ROTARY / 2] int64; seq_lens: [rows] int32 (with the new token);
-// req_to_token: int32, a request every `request_stride`; req_index, cache_slot: [rows] int64; state_index: [rows] int32;
-// k_cache, v_cache: [slots, KV_HEADS, 256] bf16, a slot every `cache_stride` elements;
-// partial: [rows, HEADS, SPLITS, 256] fp32; stats: [rows, HEADS, SPLITS, 2] fp32 (peak in log2 units, total).
-// Grid: (SPLITS, KV_HEADS, rows).
+// cos_sin: [positions, ROTARY] fp32 (cosines, then sines); positions: [rows] int64, or with MROPE [3, rows]
+// with `position_stride` between axes and axis_map [ROTARY / 2] int64; seq_lens: [rows] int32 (with the new
+// token); req_to_token: int32, a request every `request_stride`; req_index, cache_slot: [rows] int64;
+// state_index: [rows] int32; k_cache, v_cache: [slots, KV_HEADS, 256] bf16, a slot every `cache_stride`
+// elements; partial: [rows, HEADS, SPLITS, 256] fp32; stats: [rows, HEADS, SPLITS, 2] fp32 (peak in log2
+// units, total). Grid: (SPLITS, KV_HEADS, rows).
 MEGA_KERNEL(attn_decode, 32 * warps, 1)
 (const bf16* qkv, const bf16* q_norm, const bf16* k_norm, const float* cos_sin, const i64* positions,
  i64 position_stride, const i64* axis_map, const int* seq_lens, const int* req_to_token, i64 request_stride,
- const i64* req_index, const i64* cache_slot, const int* state_index, bf16* k_cache, bf16* v_cache, i64 cache_stride,
- float* partial, float* stats) {
+ const i64* req_index, const i64* cache_slot, const int* state_index, bf16* k_cache, bf16* v_cache,
+ i64 cache_stride, float* partial, float* stats) {
   MEGA_SHARED(Scratch, s);
   using Exchange = float[warps / 2][group][dim];
   MEGA_DYNAMIC_SHARED(dynamic);
@@ -120,7 +124,8 @@ MEGA_KERNEL(attn_decode, 32 * warps, 1)
   MEGA_UNROLL
   for (int i = 0; i < 8; ++i) {
     int channel = (8 * lane + i) % (rotary / 2);
-    position[i] = static_cast<int>(MEGA_MROPE ? positions[axis_map[channel] * position_stride + row] : positions[row]);
+    position[i] =
+        static_cast<int>(MEGA_MROPE ? positions[axis_map[channel] * position_stride + row] : positions[row]);
   }
 
   pdl_wait();
@@ -150,9 +155,8 @@ MEGA_KERNEL(attn_decode, 32 * warps, 1)
   // The running softmax: from the new token in split 0, empty elsewhere.
   Lane8 sum[group];
   MEGA_UNROLL
-  for (int h = 0; h < group; ++h)
-    MEGA_UNROLL
-    for (int i = 0; i < 8; ++i) sum[h].v[i] = split == 0 && warp == 0 ? s.v[8 * lane + i] : 0.0f;
+  for (int h = 0; h < group; ++h) MEGA_UNROLL
+  for (int i = 0; i < 8; ++i) sum[h].v[i] = split == 0 && warp == 0 ? s.v[8 * lane + i] : 0.0f;
   if (warp < group) {
     float dot = 0.0f;
     if (split == 0) {
@@ -161,7 +165,8 @@ MEGA_KERNEL(attn_decode, 32 * warps, 1)
       for (int i = 0; i < 8; ++i) dot += q.v[i] * s.k[8 * lane + i];
       dot = warp_sum(dot);
     }
-    if (lane == 0) s.peak[warp] = split == 0 ? dot * scale_log2 : nothing, s.total[warp] = split == 0 ? 1.0f : 0.0f;
+    if (lane == 0)
+      s.peak[warp] = split == 0 ? dot * scale_log2 : nothing, s.total[warp] = split == 0 ? 1.0f : 0.0f;
   }
 
   for (int base = begin; base < end; base += tile) {
@@ -234,16 +239,14 @@ MEGA_KERNEL(attn_decode, 32 * warps, 1)
   for (int half = warps / 2; half; half /= 2) {
     if (warp >= half && warp < 2 * half) {
       MEGA_UNROLL
-      for (int h = 0; h < group; ++h)
-        MEGA_UNROLL
-        for (int i = 0; i < 8; ++i) exchange[warp - half][h][8 * lane + i] = sum[h].v[i];
+      for (int h = 0; h < group; ++h) MEGA_UNROLL
+      for (int i = 0; i < 8; ++i) exchange[warp - half][h][8 * lane + i] = sum[h].v[i];
     }
     block_sync();
     if (warp < half) {
       MEGA_UNROLL
-      for (int h = 0; h < group; ++h)
-        MEGA_UNROLL
-        for (int i = 0; i < 8; ++i) sum[h].v[i] += exchange[warp][h][8 * lane + i];
+      for (int h = 0; h < group; ++h) MEGA_UNROLL
+      for (int i = 0; i < 8; ++i) sum[h].v[i] += exchange[warp][h][8 * lane + i];
     }
     block_sync();
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Full attention, front: input RMSNorm and the projection to q with its gate (a head's q, then its gate), k and v.
+// Full attention, front: input RMSNorm and the projection to q with its gate (a head's q, then its gate), k
+// and v.
 //
 // Constants: ROWS, HIDDEN, OUT (projected channels, a multiple of 16), DEPTH, BLOCKS, EPSILON.
 // Numerics: the product in fp32, rounded to bf16.
@@ -12,9 +13,11 @@ namespace mega {
 constexpr int rows = MEGA_ROWS, hidden = MEGA_HIDDEN, outputs = MEGA_OUT;
 constexpr int warps = 8, run = hidden / warps;
 
-// x: [rows, HIDDEN]; square_sums: [rows, HIDDEN / 16]; norm_weight: [HIDDEN]; weight: [OUT, HIDDEN]; out: [rows, OUT].
+// x: [rows, HIDDEN]; square_sums: [rows, HIDDEN / 16]; norm_weight: [HIDDEN]; weight: [OUT, HIDDEN]; out:
+// [rows, OUT].
 MEGA_KERNEL(attn_front, 32 * warps, MEGA_BLOCKS)
-(const bf16* x, const float* square_sums, const bf16* norm_weight, const bf16* weight, bf16* out, int live_rows) {
+(const bf16* x, const float* square_sums, const bf16* norm_weight, const bf16* weight, bf16* out,
+ int live_rows) {
   MEGA_DYNAMIC_SHARED(dynamic);
   MEGA_SHARED(float[rows], inverse);
   using Sums = TileSums<warps, rows>;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Full attention: joins the splits of attn_decode and applies the output gate. A block serves one head of one row.
+// Full attention: joins the splits of attn_decode and applies the output gate. A block serves one head of one
+// row.
 //
 // Constants: HEADS, KV_HEADS, SPLITS. Heads are 256 wide.
-// Numerics: fp32 sums in the order of the splits within each of four runs, then of the runs; rounded to bf16 (the
-// attention's output), times sigmoid(gate) in fp32, rounded.
+// Numerics: fp32 sums in the order of the splits within each of four runs, then of the runs; rounded to bf16
+// (the attention's output), times sigmoid(gate) in fp32, rounded.
 #include "common/barrier.cuh"
 #include "common/math.cuh"
 #include "common/memory.cuh"
@@ -14,8 +15,8 @@ namespace mega {
 constexpr int heads = MEGA_HEADS, kv_heads = MEGA_KV_HEADS, splits = MEGA_SPLITS, dim = 256;
 constexpr int runs = 4, threads = runs * dim / 4, length = (splits + runs - 1) / runs;
 
-// Grid: (HEADS, rows). partial: [rows, HEADS, SPLITS, 256]; stats: [rows, HEADS, SPLITS, 2]; qkv as in attn_decode;
-// out: [rows, HEADS, 256] bf16.
+// Grid: (HEADS, rows). partial: [rows, HEADS, SPLITS, 256]; stats: [rows, HEADS, SPLITS, 2]; qkv as in
+// attn_decode; out: [rows, HEADS, 256] bf16.
 MEGA_KERNEL(attn_merge, threads, 4)(const float* partial, const float* stats, const bf16* qkv, bf16* out) {
   MEGA_SHARED(float[runs][dim], sums);
   MEGA_SHARED(float[2 * splits], stat);

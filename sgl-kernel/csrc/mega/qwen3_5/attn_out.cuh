@@ -33,7 +33,8 @@ MEGA_KERNEL(attn_out, 32 * warps, MEGA_BLOCKS)
   const bf16* input = attention + g * inner + warp * run + 8 * t;
   bool loads = g < live_rows && g < rows;
   float c[4] = {};
-  stream.multiply(c, [&](int step) { return loads ? load_shared_by_step(input + 32 * step) : make_uint4(0, 0, 0, 0); });
+  stream.multiply(
+      c, [&](int step) { return loads ? load_shared_by_step(input + 32 * step) : make_uint4(0, 0, 0, 0); });
   sums.put(warp, c);
   block_sync();
   if (threadIdx.x >= finishers) return;

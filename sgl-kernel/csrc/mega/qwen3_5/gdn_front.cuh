@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gated delta net, front: input RMSNorm, in_proj_qkvz and in_proj_ba, and the convolution of the q, k and v channels
-// with its state update. A block owns 16 output channels of every row, so it alone touches their convolution state.
+// Gated delta net, front: input RMSNorm, in_proj_qkvz and in_proj_ba, and the convolution of the q, k and v
+// channels with its state update. A block owns 16 output channels of every row, so it alone touches their
+// convolution state.
 //
 // Constants: ROWS (bucket, 1 to 8), HIDDEN, QKV (channels of q, k and v), Z, HEADS_V, DEPTH (weight steps in flight),
 // BLOCKS (a multiprocessor), EPSILON.
-// Numerics: projections in fp32, rounded to bf16; the convolution multiplies bf16 by bf16 with the product rounded to
-// bf16 and accumulates in fp32, as the stock Triton update does; SiLU in fp32; one rounding.
+// Numerics: projections in fp32, rounded to bf16; the convolution multiplies bf16 by bf16 with the product
+// rounded to bf16 and accumulates in fp32, as the stock Triton update does; SiLU in fp32; one rounding.
 #include "common/gemv.cuh"
 #include "common/pdl.cuh"
 #include "qwen3_5/norm_stage.cuh"
 
 namespace mega {
 
-constexpr int rows = MEGA_ROWS, hidden = MEGA_HIDDEN, qkv = MEGA_QKV, z_channels = MEGA_Z, heads_v = MEGA_HEADS_V;
+constexpr int rows = MEGA_ROWS, hidden = MEGA_HIDDEN, qkv = MEGA_QKV, z_channels = MEGA_Z,
+              heads_v = MEGA_HEADS_V;
 constexpr int warps = 8, run = hidden / warps, taps = 4;
 constexpr int qkvz_tiles = (qkv + z_channels) / 16;
 static_assert(qkv % 16 == 0 && z_channels % 16 == 0, "a tile holds channels of one kind");
@@ -28,8 +30,8 @@ struct Window {  // one channel's taps and its last three inputs, oldest first
 // out: mixed_qkv [rows, QKV], z [rows, Z], ba [rows, 2 HEADS_V] (b, then a).
 MEGA_KERNEL(gdn_front, 32 * warps, MEGA_BLOCKS)
 (const bf16* x, const float* square_sums, const bf16* norm_weight, const bf16* w_qkvz, const bf16* w_ba,
- const bf16* conv_weight, bf16* conv_state, i64 conv_slot_stride, const int* state_index, bf16* mixed_qkv, bf16* z,
- bf16* ba, int live_rows) {
+ const bf16* conv_weight, bf16* conv_state, i64 conv_slot_stride, const int* state_index, bf16* mixed_qkv,
+ bf16* z, bf16* ba, int live_rows) {
   MEGA_DYNAMIC_SHARED(dynamic);
   MEGA_SHARED(float[rows], inverse);
   using Sums = TileSums<warps, rows>;

@@ -3,7 +3,8 @@
 // A warp's run of k is whole heads, so it norms what it multiplies and no block waits for another's sums.
 //
 // Constants: ROWS, HIDDEN, HEADS_V, DEPTH, BLOCKS, EPSILON. Heads are 128 wide.
-// Numerics: norm, weight and silu(z) in fp32 with one rounding to bf16; the product rounded to bf16, then the sum.
+// Numerics: norm, weight and silu(z) in fp32 with one rounding to bf16; the product rounded to bf16, then the
+// sum.
 #include "common/gemv.cuh"
 #include "common/pdl.cuh"
 #include "qwen3_5/norm_stage.cuh"
@@ -13,14 +14,16 @@ namespace mega {
 constexpr int rows = MEGA_ROWS, hidden = MEGA_HIDDEN, dim = 128, inner = MEGA_HEADS_V * dim;
 constexpr int warps = MEGA_HEADS_V < 8 ? MEGA_HEADS_V : 8, run = inner / warps, heads = run / dim;
 constexpr int finishers = rows == 1 ? 32 : 16 * rows;  // threads of whole warps that write the tile
-static_assert(inner == warps * heads * dim && finishers <= 32 * warps, "a warp's run is whole heads, threads write a tile");
+static_assert(inner == warps * heads * dim && finishers <= 32 * warps,
+              "a warp's run is whole heads, threads write a tile");
 
 MEGA_DEVICE uint2 gated_norm(uint2 o, uint2 z, const float2 (&weight)[2], float inverse) {
   float2 a[2] = {unpack(o.x), unpack(o.y)}, gate[2] = {unpack(z.x), unpack(z.y)};
   u32 out[2];
   MEGA_UNROLL
   for (int i = 0; i < 2; ++i)
-    out[i] = pack(a[i].x * inverse * weight[i].x * silu(gate[i].x), a[i].y * inverse * weight[i].y * silu(gate[i].y));
+    out[i] = pack(a[i].x * inverse * weight[i].x * silu(gate[i].x),
+                  a[i].y * inverse * weight[i].y * silu(gate[i].y));
   return make_uint2(out[0], out[1]);
 }
 

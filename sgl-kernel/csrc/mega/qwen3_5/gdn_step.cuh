@@ -3,8 +3,8 @@
 // A block owns VALUES value channels of one head of one row; the state is read before the dependency wait.
 //
 // Constants: QKV, HEADS_K, HEADS_V, VALUES (16, 32, 64 or 128), STATE_BF16 (else the state is fp32). Heads are 128 wide.
-// Numerics: everything in fp32 except beta, which is rounded to bf16 as the stock packed decode does; with h the
-// decayed state, o = h'q is formed as h q + (k q) dv, so that both sums over k are taken at once.
+// Numerics: everything in fp32 except beta, which is rounded to bf16 as the stock packed decode does; with h
+// the decayed state, o = h'q is formed as h q + (k q) dv, so that both sums over k are taken at once.
 #include "common/math.cuh"
 #include "common/memory.cuh"
 #include "common/pdl.cuh"
@@ -67,7 +67,10 @@ MEGA_DEVICE Columns state_columns(const StateRow& s) {
   if constexpr (state_bf16) {
     MEGA_UNROLL
     for (int i = 0; i < 8; ++i) {
-      u32 word = i % 4 == 0 ? s.word[i / 4].x : i % 4 == 1 ? s.word[i / 4].y : i % 4 == 2 ? s.word[i / 4].z : s.word[i / 4].w;
+      u32 word = i % 4 == 0   ? s.word[i / 4].x
+                 : i % 4 == 1 ? s.word[i / 4].y
+                 : i % 4 == 2 ? s.word[i / 4].z
+                              : s.word[i / 4].w;
       float2 a = unpack(word);
       out.v[2 * i] = a.x, out.v[2 * i + 1] = a.y;
     }
@@ -94,12 +97,12 @@ MEGA_DEVICE void store_state(State* row, int part, const Columns& c) {
   }
 }
 
-// Grid: (HEADS_V * 128 / VALUES, rows). mixed_qkv: [rows, QKV]; ba: [rows, 2 HEADS_V]; a_log, dt_bias: [HEADS_V] fp32;
-// state: [slots, HEADS_V, 128 values, 128 keys], a slot every `slot_stride` elements, updated in place;
-// out: [rows, HEADS_V, 128] bf16, zero for padding.
+// Grid: (HEADS_V * 128 / VALUES, rows). mixed_qkv: [rows, QKV]; ba: [rows, 2 HEADS_V]; a_log, dt_bias:
+// [HEADS_V] fp32; state: [slots, HEADS_V, 128 values, 128 keys], a slot every `slot_stride` elements, updated
+// in place; out: [rows, HEADS_V, 128] bf16, zero for padding.
 MEGA_KERNEL(gdn_step, 32 * warps, 4)
-(const bf16* mixed_qkv, const bf16* ba, const float* a_log, const float* dt_bias, State* state, i64 slot_stride,
- const int* state_index, bf16* out) {
+(const bf16* mixed_qkv, const bf16* ba, const float* a_log, const float* dt_bias, State* state,
+ i64 slot_stride, const int* state_index, bf16* out) {
   int lane = threadIdx.x & 31, part = lane & 7, row = blockIdx.y;
   int head = blockIdx.x / (dim / values), first = blockIdx.x % (dim / values) * values;
   int value = first + (threadIdx.x / 32) * (values / warps) + (lane >> 3);  // then every 4th

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoE, down: down projections of the selected and the shared expert, their weights, and the addition to the residual
-// stream. A block owns 16 columns; a warp multiplies one expert's 16 rows (or a 1 / SPLIT run of k of them), which lie
-// together in memory. The selection is made and the first weights are read before the dependency wait: moe_up lets this
-// kernel start only after its own wait, so the logits are complete.
+// MoE, down: down projections of the selected and the shared expert, their weights, and the addition to the
+// residual stream. A block owns 16 columns; a warp multiplies one expert's 16 rows (or a 1 / SPLIT run of k
+// of them), which lie together in memory. The selection is made and the first weights are read before the
+// dependency wait: moe_up lets this kernel start only after its own wait, so the logits are complete.
 //
 // Constants: ROWS, HIDDEN, EXPERTS, TOP_K, INTER, SHARED_INTER (equal to INTER), SPLIT, DEPTH, BLOCKS.
-// Numerics: the routed sum in fp32 in order of falling logit (the stock kernel rounds each expert's share to bf16 first);
-// routed sum and shared product rounded to bf16; scale * shared + routed in fp32, rounded, added to the stream, rounded.
+// Numerics: the routed sum in fp32 in order of falling logit (the stock kernel rounds each expert's share to
+// bf16 first); routed sum and shared product rounded to bf16; scale * shared + routed in fp32, rounded, added
+// to the stream, rounded.
 #include "common/gemv.cuh"
 #include "common/pdl.cuh"
 #include "qwen3_5/norm_stage.cuh"
@@ -20,7 +21,8 @@ constexpr int run = inter / split, routed_warps = top_k * split, busy_warps = ro
 constexpr int warps = busy_warps > 8 ? busy_warps : 8;
 constexpr int finishers = rows == 1 ? 32 : 16 * rows;
 static_assert(inter == MEGA_SHARED_INTER && run % 32 == 0, "the shared expert is as wide as a routed one");
-static_assert(32 * warps >= finishers && warps >= rows && warps <= 32, "a warp selects for a row, threads write a tile");
+static_assert(32 * warps >= finishers && warps >= rows && warps <= 32,
+              "a warp selects for a row, threads write a tile");
 
 struct Leaders {  // distinct experts, in order of their first pick
   int count;
@@ -48,8 +50,9 @@ MEGA_DEVICE float weight_of(const Picks& picks, int row, int expert) {
   return slot >= 0 ? picks.weight[row][slot] : 0.0f;
 }
 
-// Grid: HIDDEN / 16. act: [rows, TOP_K, INTER]; shared_act: [rows, SHARED_INTER]; logits: [rows, EXPERTS up to a multiple of 16];
-// w2: [EXPERTS, HIDDEN, INTER]; shared_down: [HIDDEN, SHARED_INTER]; shared_scale: [rows]; x, square_sums: the stream.
+// Grid: HIDDEN / 16. act: [rows, TOP_K, INTER]; shared_act: [rows, SHARED_INTER]; logits: [rows, EXPERTS up
+// to a multiple of 16]; w2: [EXPERTS, HIDDEN, INTER]; shared_down: [HIDDEN, SHARED_INTER]; shared_scale:
+// [rows]; x, square_sums: the stream.
 MEGA_KERNEL(moe_down, 32 * warps, MEGA_BLOCKS)
 (const bf16* act, const bf16* shared_act, const bf16* logits, const bf16* w2, const bf16* shared_down,
  const float* shared_scale, const int* state_index, bf16* x, float* square_sums, int live_rows) {
@@ -64,7 +67,8 @@ MEGA_KERNEL(moe_down, 32 * warps, MEGA_BLOCKS)
 
   pdl_launch();
   if (warp < rows)
-    picks.select(warp, logits + (warp < live_rows ? warp : 0) * Picks::stride, warp < live_rows && state_index[warp] >= 0);
+    picks.select(warp, logits + (warp < live_rows ? warp : 0) * Picks::stride,
+                 warp < live_rows && state_index[warp] >= 0);
   block_sync();
   if (warp == 0) list_leaders(picks, leaders);
   block_sync();
@@ -87,11 +91,11 @@ MEGA_KERNEL(moe_down, 32 * warps, MEGA_BLOCKS)
     int expert = routed ? leaders.expert[place] : -1;
     int slot = !routed ? 0 : g < rows ? picks.slot_of(g, expert) : -1;
     bool loads = slot >= 0 && g < rows && g < live_rows;
-    const bf16* input = (routed ? act + (g * top_k + slot) * inter : shared_act + g * inter) + part * run + 8 * t;
+    const bf16* input =
+        (routed ? act + (g * top_k + slot) * inter : shared_act + g * inter) + part * run + 8 * t;
     float c[4] = {};
-    stream.multiply(c, [&](int step) {
-      return loads ? load_shared_by_step(input + 32 * step) : make_uint4(0, 0, 0, 0);
-    });
+    stream.multiply(
+        c, [&](int step) { return loads ? load_shared_by_step(input + 32 * step) : make_uint4(0, 0, 0, 0); });
     MEGA_UNROLL
     for (int j = 0; j < 2; ++j) {  // columns 2t and 2t + 1 are rows of the step
       float weight = routed ? weight_of(picks, 2 * t + j, expert) : 1.0f;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoE, front: post-attention RMSNorm, router logits, the shared expert's gate_up with SwiGLU and its sigmoid gate.
-// Blocks by place: EXPERTS / 16 for logits, SHARED / 8 for gate and up rows of eight units, one for the gate's scalar.
+// MoE, front: post-attention RMSNorm, router logits, the shared expert's gate_up with SwiGLU and its sigmoid
+// gate. Blocks by place: EXPERTS / 16 for logits, SHARED / 8 for gate and up rows of eight units, one for the
+// gate's scalar.
 //
 // Constants: ROWS, HIDDEN, EXPERTS, SHARED (units of the shared expert), DEPTH, BLOCKS, EPSILON.
-// Numerics: logits and gate_up rounded to bf16 before the softmax and the SwiGLU, as in the stock model; the scalar gate
-// is sigmoid of an fp32 sum and is not rounded.
+// Numerics: logits and gate_up rounded to bf16 before the softmax and the SwiGLU, as in the stock model; the
+// scalar gate is sigmoid of an fp32 sum and is not rounded.
 #include "common/gemv.cuh"
 #include "common/pdl.cuh"
 #include "qwen3_5/norm_stage.cuh"
@@ -32,7 +33,8 @@ MEGA_KERNEL(moe_route, 32 * warps, MEGA_BLOCKS)
   StagedRows<rows, run> staged{reinterpret_cast<bf16*>(dynamic) + warp * StagedRows<rows, run>::elements};
 
   pdl_launch();
-  const bf16 *low = shared_gate, *high = shared_gate;  // the last block multiplies one row 16 times: the others are cached
+  const bf16 *low = shared_gate,
+             *high = shared_gate;  // the last block multiplies one row 16 times: the others are cached
   if (tile < logit_tiles) {
     int first = 16 * tile + g, last = experts - 1;
     low = router + static_cast<i64>(first < last ? first : last) * hidden;

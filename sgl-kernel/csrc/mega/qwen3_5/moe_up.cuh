@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoE, up: top-k, then gate and up rows of the selected experts with SwiGLU. A block serves eight units of one pick
-// (row, slot); where rows pick the same expert, the first row's block serves all of them and the others leave.
+// MoE, up: top-k, then gate and up rows of the selected experts with SwiGLU. A block serves eight units of
+// one pick (row, slot); where rows pick the same expert, the first row's block serves all of them and the
+// others leave.
 //
 // Constants: ROWS, HIDDEN, EXPERTS, TOP_K, INTER (units an expert), DEPTH, BLOCKS.
 // Numerics: products in fp32, rounded to bf16, SwiGLU in fp32, rounded to bf16.
@@ -10,12 +11,14 @@
 
 namespace mega {
 
-constexpr int rows = MEGA_ROWS, hidden = MEGA_HIDDEN, experts = MEGA_EXPERTS, top_k = MEGA_TOP_K, inter = MEGA_INTER;
+constexpr int rows = MEGA_ROWS, hidden = MEGA_HIDDEN, experts = MEGA_EXPERTS, top_k = MEGA_TOP_K,
+              inter = MEGA_INTER;
 constexpr int warps = 8, run = hidden / warps, tiles = inter / 8, vectors = (run + 255) / 256;
 static_assert(inter % 8 == 0 && run % 32 == 0 && rows <= warps, "tiles are whole, a warp selects for a row");
 
-// Grid: INTER / 8 * TOP_K * rows. normed: [rows, HIDDEN]; logits: [rows, EXPERTS up to a multiple of 16]; w13: [EXPERTS, 2 INTER, HIDDEN], gate
-// rows first; state_index: [rows], negative for padding; act: [rows, TOP_K, INTER].
+// Grid: INTER / 8 * TOP_K * rows. normed: [rows, HIDDEN]; logits: [rows, EXPERTS up to a multiple of 16];
+// w13: [EXPERTS, 2 INTER, HIDDEN], gate rows first; state_index: [rows], negative for padding; act: [rows,
+// TOP_K, INTER].
 MEGA_KERNEL(moe_up, 32 * warps, MEGA_BLOCKS)
 (const bf16* normed, const bf16* logits, const bf16* w13, const int* state_index, bf16* act, int live_rows) {
   MEGA_DYNAMIC_SHARED(dynamic);
@@ -37,8 +40,9 @@ MEGA_KERNEL(moe_up, 32 * warps, MEGA_BLOCKS)
     for (int v = 0; v < vectors; ++v) {
       int column = 8 * (32 * v + lane);
       if (column >= run) continue;
-      staged.put(m, column, m < live_rows ? load_shared_by_step(normed + m * hidden + warp * run + column)
-                                          : make_uint4(0, 0, 0, 0));
+      staged.put(m, column,
+                 m < live_rows ? load_shared_by_step(normed + m * hidden + warp * run + column)
+                               : make_uint4(0, 0, 0, 0));
     }
   }
   block_sync();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// GemmaRMSNorm of the residual stream, staged for a product, with the stock rounding: fp32 x * rstd * (1 + weight),
-// one rounding to bf16. The producer of the stream leaves the sum of squares of each 16 columns, so no block walks a
-// row to find its norm, and the sum is taken in one fixed order.
+// GemmaRMSNorm of the residual stream, staged for a product, with the stock rounding: fp32 x * rstd * (1 +
+// weight), one rounding to bf16. The producer of the stream leaves the sum of squares of each 16 columns, so
+// no block walks a row to find its norm, and the sum is taken in one fixed order.
 #pragma once
 #include "common/gemv.cuh"
 #include "common/math.cuh"
@@ -14,7 +14,8 @@ struct NormStage {
   static constexpr int run = hidden / warps;
   static constexpr int vectors = (run + 255) / 256;  // of 8 columns, a lane and row
   static constexpr int squares = hidden / 16, square_vectors = (squares + 127) / 128;
-  static_assert(run % 32 == 0 && squares % 4 == 0 && rows <= warps, "runs are whole steps, one warp reduces a row");
+  static_assert(run % 32 == 0 && squares % 4 == 0 && rows <= warps,
+                "runs are whole steps, one warp reduces a row");
 
   uint4 weight[vectors];
 
@@ -30,9 +31,10 @@ struct NormStage {
       if (inside(v)) weight[v] = load_stream(norm_weight + warp * run + column(v));
   }
 
-  // After pdl_wait. x: [rows, hidden]; square_sums: [rows, hidden / 16]; inverse: one float a row in shared memory.
-  MEGA_DEVICE void run_stage(StagedRows<rows, run> staged, const bf16* x, const float* square_sums, float (&inverse)[rows],
-                             int live_rows, float epsilon) {
+  // After pdl_wait. x: [rows, hidden]; square_sums: [rows, hidden / 16]; inverse: one float a row in shared
+  // memory.
+  MEGA_DEVICE void run_stage(StagedRows<rows, run> staged, const bf16* x, const float* square_sums,
+                             float (&inverse)[rows], int live_rows, float epsilon) {
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     uint4 first[vectors];
     MEGA_UNROLL
@@ -56,8 +58,9 @@ struct NormStage {
       for (int v = 0; v < vectors; ++v) {
         if (!inside(v)) continue;
         uint4 values = first[v];
-        if (m > 0) values = m < live_rows ? load_shared_by_step(x + m * hidden + warp * run + column(v))
-                                          : make_uint4(0, 0, 0, 0);
+        if (m > 0)
+          values = m < live_rows ? load_shared_by_step(x + m * hidden + warp * run + column(v))
+                                 : make_uint4(0, 0, 0, 0);
         staged.put(m, column(v), m < live_rows ? scale(values, weight[v], inverse[m]) : values);
       }
     }
@@ -70,14 +73,14 @@ struct NormStage {
     return pack(a.x * inverse * (1.0f + b.x), a.y * inverse * (1.0f + b.y));
   }
   static MEGA_DEVICE uint4 scale(uint4 x, uint4 w, float inverse) {
-    return make_uint4(scale_pair(x.x, w.x, inverse), scale_pair(x.y, w.y, inverse), scale_pair(x.z, w.z, inverse),
-                      scale_pair(x.w, w.w, inverse));
+    return make_uint4(scale_pair(x.x, w.x, inverse), scale_pair(x.y, w.y, inverse),
+                      scale_pair(x.z, w.z, inverse), scale_pair(x.w, w.w, inverse));
   }
 };
 
-// Adds a product, rounded to bf16, to the residual stream (rounded again, as the stock boundary does), in place, and
-// leaves the sum of squares of the tile's 16 columns. Whole warps call it; r = column of the tile, m = row; the value
-// counts where `live`.
+// Adds a product, rounded to bf16, to the residual stream (rounded again, as the stock boundary does), in
+// place, and leaves the sum of squares of the tile's 16 columns. Whole warps call it; r = column of the tile,
+// m = row; the value counts where `live`.
 template <int hidden>
 MEGA_DEVICE void add_to_stream(bf16* x, float* square_sums, int tile, int m, int r, bool live, bf16 residual,
                                float product) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entry of a covered step: x = hidden + residual in bf16 and the sum of squares of each 16 columns, which the layers'
-// kernels keep up from then on. One block a row.
+// Entry of a covered step: x = hidden + residual in bf16 and the sum of squares of each 16 columns, which the
+// layers' kernels keep up from then on. One block a row.
 //
 // Constants: HIDDEN.
 #include "common/barrier.cuh"
@@ -15,7 +15,8 @@ constexpr int threads = 256;
 static_assert(hidden % 8 == 0, "a lane takes 8 columns");
 
 // hidden_in, residual (may be null), x: [rows, HIDDEN] bf16; square_sums: [rows, HIDDEN / 16] fp32.
-MEGA_KERNEL(stream_entry, threads, 2)(const bf16* hidden_in, const bf16* residual, bf16* x, float* square_sums) {
+MEGA_KERNEL(stream_entry, threads, 2)(const bf16* hidden_in, const bf16* residual, bf16* x,
+                                      float* square_sums) {
   pdl_launch();
   pdl_wait();
   int row = blockIdx.x, columns = hidden / 8;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softmax top-k with renormalisation, one warp a row. Every consumer selects for itself from the logits: that takes less
-// than a ticket for the router's last block and a reload of its answer.
+// Softmax top-k with renormalisation, one warp a row. Every consumer selects for itself from the logits: that
+// takes less than a ticket for the router's last block and a reload of its answer.
 //
-// The softmax over all experts and the division by the selected sum cancel to a softmax over the selected ones. Of equal
-// logits the lowest expert wins; NaN loses to everything.
+// The softmax over all experts and the division by the selected sum cancel to a softmax over the selected
+// ones. Of equal logits the lowest expert wins; NaN loses to everything.
 #pragma once
 #include "common/math.cuh"
 #include "common/memory.cuh"
@@ -13,7 +13,8 @@ namespace mega {
 
 template <int rows, int experts, int top_k>
 struct Selection {
-  static_assert(top_k <= experts && top_k <= 32 && experts <= 0xffff, "a lane holds a pick, a key 16 bits of number");
+  static_assert(top_k <= experts && top_k <= 32 && experts <= 0xffff,
+                "a lane holds a pick, a key 16 bits of number");
   static constexpr int stride = (experts + 15) / 16 * 16;  // of a row of logits
   static constexpr int vectors = (experts + 255) / 256;    // of eight neighbouring logits, a lane
 

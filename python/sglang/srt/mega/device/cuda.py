@@ -47,12 +47,12 @@ class CudaKernel:
         self.spec = spec
         self._image = load_cubin(spec, architecture(device), cubins or default_cache())
         with torch.cuda.device(device):
-            torch.cuda.current_stream()
+            torch.zeros(1, device=device)  # a context, before the driver is asked to load into it
             self._library = _check("load", driver.cuLibraryLoadData(self._image, [], [], 0, [], [], 0))
         kernel = _check("find", driver.cuLibraryGetKernel(self._library, spec.entry.encode()))
         self._function = driver.CUfunction(int(kernel))
         self._kernel = kernel
-        self._device = driver.CUdevice(device.index or 0)
+        self._device = driver.CUdevice(torch.cuda.current_device() if device.index is None else device.index)
         self._shared_bytes = STATIC_SHARED_LIMIT
 
     def launch(self, config: LaunchConfig, *arguments: Argument) -> None:
@@ -64,7 +64,8 @@ class CudaKernel:
         launch.sharedMemBytes = config.shared_bytes
         launch.hStream = torch.cuda.current_stream().cuda_stream
         attributes = _attributes(config)
-        launch.attrs, launch.numAttrs = attributes, len(attributes)
+        if attributes:
+            launch.attrs, launch.numAttrs = attributes, len(attributes)
         values, types = zip(*(_argument(argument) for argument in arguments), strict=True)
         _check(self.spec.entry, driver.cuLaunchKernelEx(launch, self._function, (values, types), 0))
 

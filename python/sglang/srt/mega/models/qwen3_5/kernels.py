@@ -16,7 +16,8 @@ them to float64.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -30,7 +31,8 @@ class Kernels:
     """The kernels of one shape on one device, loaded (and compiled where the cache lacks them) at
     construction.
 
-    ``buckets``: the widths to load.
+    ``buckets`` and ``entries``: what to load. ``pdl=False`` and ``changes`` (entry to tuned constants) are
+    for measurements.
     """
 
     def __init__(
@@ -39,14 +41,18 @@ class Kernels:
         device: torch.device | str,
         buckets: Iterable[int] = BUCKETS,
         entries: Iterable[str] = ENTRIES,
+        *,
+        pdl: bool = True,
+        changes: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         self.shape = shape
         self.device = torch.device(device)
+        self._pdl = pdl
         self._kernels: dict[tuple[str, int], Kernel] = {}
         loaded: dict[object, Kernel] = {}
         for bucket in buckets:
             for entry in entries:
-                spec = kernel_spec(entry, shape, bucket)
+                spec = kernel_spec(entry, shape, bucket, (changes or {}).get(entry))
                 if spec not in loaded:
                     loaded[spec] = load_kernel(spec, self.device)
                 self._kernels[entry, bucket] = loaded[spec]
@@ -300,7 +306,8 @@ class Kernels:
         kernel = self._kernels.get((entry, bucket))
         if kernel is None:
             raise KeyError(f"{entry} was not loaded for {bucket} rows")
-        kernel.launch(launch_config(entry, self.shape, bucket, rows), *arguments)
+        config = launch_config(kernel.spec, self.shape, rows)
+        kernel.launch(config if self._pdl else replace(config, pdl=False), *arguments)
 
     def _rows(self, state_index: torch.Tensor) -> int:
         self._check("state_index", state_index, torch.int32, (state_index.shape[0],))

@@ -8,7 +8,7 @@ multiprocessor it sets the registers that the kernel may use. The values are mea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from sglang.srt.mega.device.spec import KernelSpec, LaunchConfig
@@ -54,24 +54,29 @@ def down_split(shape: Shape) -> int:
     return 1 if shape.inter <= 512 else shape.inter // 512
 
 
-def kernel_spec(entry: str, shape: Shape, bucket: int) -> KernelSpec:
-    """The compiled form of one fused step."""
-    return KernelSpec.of(f"qwen3_5/{entry}.cuh", entry, _constants(entry, shape, bucket))
+def kernel_spec(
+    entry: str, shape: Shape, bucket: int, changes: Mapping[str, int] | None = None
+) -> KernelSpec:
+    """The compiled form of one fused step; ``changes`` replace tuned constants, for measurements."""
+    return KernelSpec.of(
+        f"qwen3_5/{entry}.cuh", entry, {**_constants(entry, shape, bucket), **(changes or {})}
+    )
 
 
-def launch_config(entry: str, shape: Shape, bucket: int, rows: int) -> LaunchConfig:
-    """Grid, block and shared memory for ``rows`` live rows."""
+def launch_config(spec: KernelSpec, shape: Shape, rows: int) -> LaunchConfig:
+    """Grid, block and shared memory of a compiled form for ``rows`` rows, padding among them."""
+    chosen = dict(spec.constants)
+    bucket = int(chosen.get("ROWS", 1))
     tiles = shape.hidden // 16
     staged = WARPS * bucket * (shape.hidden // WARPS + 32) * 2
-    down_warps = (shape.top_k + 1) * down_split(shape)
-    match entry:
+    match spec.entry:
         case "stream_entry":
             return LaunchConfig((rows, 1, 1), 256)
         case "gdn_front":
             channels = (shape.qkv + shape.gdn_inner) // 16 + -(-2 * shape.value_heads // 16)
             return LaunchConfig((channels, 1, 1), 32 * WARPS, staged)
         case "gdn_step":
-            return LaunchConfig((shape.gdn_inner // gdn_values(shape), rows, 1), 128)
+            return LaunchConfig((shape.gdn_inner // int(chosen["VALUES"]), rows, 1), 128)
         case "gdn_out":
             warps = min(WARPS, shape.value_heads)
             staged = warps * bucket * (shape.gdn_inner // warps + 32) * 2
@@ -80,7 +85,7 @@ def launch_config(entry: str, shape: Shape, bucket: int, rows: int) -> LaunchCon
             return LaunchConfig((shape.attention_channels // 16, 1, 1), 32 * WARPS, staged)
         case "attn_decode":
             group = shape.heads // shape.kv_heads
-            grid = (attention_splits(shape, bucket), shape.kv_heads, rows)
+            grid = (int(chosen["SPLITS"]), shape.kv_heads, rows)
             return LaunchConfig(grid, 32 * WARPS, WARPS // 2 * group * HEAD_DIM * 4)
         case "attn_merge":
             return LaunchConfig((shape.heads, rows, 1), HEAD_DIM)
@@ -93,8 +98,9 @@ def launch_config(entry: str, shape: Shape, bucket: int, rows: int) -> LaunchCon
         case "moe_up":
             return LaunchConfig((shape.inter // 8 * shape.top_k * rows, 1, 1), 32 * WARPS, staged)
         case "moe_down":
-            return LaunchConfig((tiles, 1, 1), 32 * max(WARPS, down_warps))
-    raise KeyError(entry)
+            warps = (shape.top_k + 1) * int(chosen["SPLIT"])
+            return LaunchConfig((tiles, 1, 1), 32 * max(WARPS, warps))
+    raise KeyError(spec.entry)
 
 
 def preset_specs() -> Iterator[KernelSpec]:
