@@ -126,6 +126,10 @@ class Elf:
                 )
                 yield Symbol(self._text(strings + name), section != 0, library, version)
 
+    def wanted_versions(self) -> frozenset[str]:
+        """The names of all symbol versions that the file asks for (``GLIBC_2.34``)."""
+        return frozenset(version for _, version in self._version_needs().values())
+
     def _version_needs(self) -> dict[int, tuple[str, str]]:
         """Version index to (library, version), from ``.gnu.version_r``."""
         section = next((s for s in self.sections if s.kind == _SHT_VERNEED), None)
