@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 os.environ.update(
-    SGLANG_MEGAKERNEL_EMULATE="1", SGLANG_MEGAKERNEL_PARITY="1", SGLANG_NVIDIA_MEGAKERNEL_SLOTS=""
+    SGLANG_MEGAKERNEL_EMULATE="1", SGLANG_MEGAKERNEL_PARITY="1", SGLANG_MAMBA_CONV_DTYPE="bfloat16"
 )
 
 import torch
@@ -45,6 +45,16 @@ class Steps:
             tokens, _ = one_batch.decode(tokens, batch, self.runner)
             out.append(tokens.tolist())
         return [list(row) for row in zip(*out, strict=True)]
+
+    def logits(self, prompts: list[list[int]]) -> Any:
+        """The logits of the first decode step: both arms decode the same prefill's tokens."""
+        from sglang.benchmark import one_batch
+
+        self.runner.req_to_token_pool.clear()
+        self.runner.token_to_kv_pool_allocator.clear()
+        requests = one_batch.prepare_synthetic_inputs_for_latency_test(len(prompts), 0, prompts)
+        tokens, _, batch = one_batch.extend(requests, self.runner)
+        return one_batch.decode(tokens, batch, self.runner)[1].float()
 
 
 def stock_of(slot: str) -> Any:
@@ -118,7 +128,19 @@ def main(checkpoint: str) -> None:
                 if chosen(slot, layer)
             }
 
+    real = {rows: dict(kernels) for rows, kernels in built.kernels_by_width.items()}
     seen["layers"] = [mixer_slot(layer) for layer in layers]
+    seen["real_slots"] = {rows: sorted(built.step_plan.kernels(rows)) for rows in built.widths}
+    seen["real_parity"] = [steps.run(PROMPTS[:n]) for n in (1, 3)]
+    seen["real_worst"] = {slot: worst for slot, (_, worst) in built.parity.seen.items()}
+    parity, built.parity = built.parity, None
+    seen["real"] = [steps.run(PROMPTS[:n]) for n in (1, 3)]
+    seen["real_logits"] = [logits.tolist() for logits in steps.logits(PROMPTS)]
+    built.parity = parity
+    built.parity.seen.clear()
+
+    for rows in real:
+        built.kernels_by_width[rows] = {}
     seen["parity_stock"] = steps.run(PROMPTS)
     seen["parity_stock_compared"] = built.parity.seen["step"]
 
@@ -159,6 +181,7 @@ def main(checkpoint: str) -> None:
 
     runner.model.forward = dispatch.original
     seen["stock"] = steps.run(PROMPTS)
+    seen["stock_logits"] = [logits.tolist() for logits in steps.logits(PROMPTS)]
     seen["stock_wide"] = steps.run(wide, steps=2)
     print("RESULT " + json.dumps(seen))
 

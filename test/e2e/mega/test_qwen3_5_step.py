@@ -43,6 +43,36 @@ def test_a_step_of_stock_stages_is_sglangs_forward_bit_for_bit(seen):
     assert {"gdn", "attention"} == set(seen["layers"])
 
 
+def test_every_slot_has_its_kernel_at_every_width(seen):
+    assert set(map(tuple, seen["real_slots"].values())) == {("attention", "gdn", "moe")}
+    assert set(seen["real_slots"]) == {str(rows) for rows in range(1, 9)}
+
+
+def test_the_kernels_agree_with_their_stock_twins_within_the_declared_numerics(seen):
+    from sglang.srt.mega.models.qwen3_5.slots import SLOTS
+
+    for name, slot in SLOTS.items():
+        assert 0 < seen["real_worst"][name] <= slot.numerics.rtol
+    assert seen["real_worst"]["step"] == 0.0
+    assert seen["real_parity"] == [seen["stock"][:1], seen["stock"]]
+
+
+def test_greedy_tokens_are_stocks_or_first_differ_at_a_tie(seen):
+    """BF16 rounds the step's logits to 8 bits; a first difference must lie within what the logits moved."""
+    import torch
+
+    mega, stock = torch.tensor(seen["real_logits"]), torch.tensor(seen["stock_logits"])
+    moved = (mega - stock).abs().max()
+    assert 0 < moved <= 0.05 * stock.abs().max()
+    for arm in (mega, stock):
+        assert torch.isfinite(arm).all()
+    top = stock.topk(2, dim=-1)
+    clear = top.values[:, 0] - top.values[:, 1] > 2 * moved
+    assert clear.any(), "no row of this checkpoint tells the arms apart"
+    assert torch.equal(mega.argmax(-1)[clear], stock.argmax(-1)[clear])
+    assert [row[0] for row in seen["real"][1]] == [row[0] for row in seen["stock"]], "the prefill is stock's"
+
+
 def test_a_right_kernel_of_each_slot_passes_parity_at_every_layer(seen):
     layers = seen["layers"]
     assert seen["parity_right_calls"] == {

@@ -8,6 +8,7 @@ pools through the same index tensors. A kernel written against this view serves 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,6 +54,11 @@ class StepView:
     req_to_token: torch.Tensor
     kv_pool: Any
     recurrent: RecurrentView | None
+
+    @cached_property
+    def lengths(self) -> torch.Tensor:
+        """``seq_lens`` as int32, converted once a step."""
+        return self.seq_lens.to(torch.int32)
 
 
 def view_of(positions: torch.Tensor, forward_batch: Any) -> StepView:

@@ -67,7 +67,7 @@ def model_disable_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
 def build(model: torch.nn.Module, hf_config: Any, context: BuildContext) -> Executor:
     """Plan the slots, bind the kernels, and hand both to the executor."""
     inner = backbone(model)
-    bound = binder.Binder(inner, max_rows=MAX_ROWS)
+    bound = binder.Binder(inner, mrope=bool(getattr(model, "is_mrope_enabled", False)))
 
     def availability(slot: Slot) -> Unavailable | None:
         reason = bound.unavailable(slot.name)
