@@ -40,11 +40,33 @@ class Parser(argparse.ArgumentParser):
         return args
 
 
-def run_command(name: str, argv: list[str]) -> int:
-    module = load_command(name)
+def parser_of(name: str) -> Parser:
+    """The parser of a command, or of a preset's launch."""
+    module: ModuleType
+    if name in command_names():
+        module = load_command(name)
+    else:
+        from sglang_fork.launch import start as module
     parser = Parser(prog=f"sglang.sh {name}", description=module.HELP, allow_abbrev=False)
     module.add_arguments(parser)
-    return int(module.run(parser.parse(argv)))
+    return parser
+
+
+def options_of(name: str) -> list[str]:
+    """The options of a command or of a preset's launch, those of its actions included."""
+    parsers: list[argparse.ArgumentParser] = [parser_of(name)]
+    options: list[str] = []
+    for parser in parsers:
+        for action in parser._actions:
+            options += action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                options += action.choices
+                parsers += action.choices.values()
+    return sorted({option for option in options if not option.startswith("-") or option.startswith("--")})
+
+
+def run_command(name: str, argv: list[str]) -> int:
+    return int(load_command(name).run(parser_of(name).parse(argv)))
 
 
 def run_preset(name: str, argv: list[str]) -> int:
@@ -52,9 +74,7 @@ def run_preset(name: str, argv: list[str]) -> int:
     from sglang_fork.launch import start
 
     cut = argv.index("--") if "--" in argv else len(argv)
-    parser = Parser(prog=f"sglang.sh {name}", description=start.HELP, allow_abbrev=False)
-    start.add_arguments(parser)
-    return start.run(name, parser.parse(argv[:cut]), argv[cut + 1 :])
+    return start.run(name, parser_of(name).parse(argv[:cut]), argv[cut + 1 :])
 
 
 def print_help() -> int:

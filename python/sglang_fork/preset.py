@@ -103,6 +103,11 @@ class Preset:
     machines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     machine: str = ""
 
+    @property
+    def native(self) -> bool:
+        """Whether SGLang reads the model in Mistral's own format (params.json) rather than config.json."""
+        return self.architecture.startswith("Mistral")
+
     def on(self, machine: str) -> Preset:
         """This preset as it runs on another machine that it lists."""
         if machine not in self.machines:

@@ -15,6 +15,7 @@ from sglang_fork.resolve import Resolution
 
 PROBE = Path(__file__).with_name("probe.py")
 STATUS = Path(__file__).with_name("isa_status.json")
+EMULATE = "SGLANG_MEGAKERNEL_EMULATE"
 ASSEMBLED_OK = "MEGAKERNEL_ASSEMBLED"
 
 
@@ -36,6 +37,8 @@ def decide(resolution: Resolution, python: Path, environ: Mapping[str, str]) -> 
     """Decide for one launch. ``on`` with a reason against it raises a ForkError that lists them all."""
     if resolution.mode == "off":
         return Decision(False, (f"switched off ({resolution.mode_source})",))
+    if resolution.mode == "auto" and _without_gpu(environ):
+        return Decision(False, ("no GPU is visible",))
     answer = ask(python, resolution.argv(), environ)
     reasons = judge(answer, os.environ)
     if not reasons:
@@ -47,6 +50,11 @@ def decide(resolution: Resolution, python: Path, environ: Mapping[str, str]) -> 
         f"MEGAKERNEL=on ({resolution.mode_source}) cannot be served:\n  - {listed}",
         "MEGAKERNEL=auto runs stock where there is a reason",
     )
+
+
+def _without_gpu(environ: Mapping[str, str]) -> bool:
+    """Whether a process of this environment sees no GPU and emulates none; asking it would take 20 s."""
+    return environ.get("SGLANG_USE_CPU_ENGINE") == "1" and os.environ.get(EMULATE) != "1"
 
 
 def judge(answer: Mapping[str, object], environ: Mapping[str, str]) -> list[str]:

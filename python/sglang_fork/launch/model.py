@@ -31,6 +31,8 @@ def reasons(path: str, preset: Preset) -> list[str]:
         return [] if ok else [f"model path {path} is neither a folder nor a name on the hub (owner/name)"]
     if not folder.is_dir():
         return [f"model path {path} does not exist or is not a folder"]
+    if (folder / "params.json").is_file() and preset.native:
+        return _file_reasons(folder)
     try:
         config = json.loads((folder / "config.json").read_text())
     except FileNotFoundError:
@@ -55,7 +57,7 @@ def _config_reasons(path: str, config: dict[str, Any], preset: Preset) -> list[s
     if not architectures:
         return [f"{path}/config.json lacks the field architectures"]
     stem = preset.architecture.split("For")[0]
-    if not any(str(name).split("For")[0] == stem for name in architectures):
+    if not any(str(name).startswith(stem) for name in architectures):
         return [f"{path} is {', '.join(map(str, architectures))}; {preset.name} serves {preset.architecture}"]
     try:
         memory.count(

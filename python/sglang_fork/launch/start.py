@@ -93,9 +93,10 @@ def launch(
 def make_twin(resolution: Resolution) -> None:
     """Make the tiny checkpoint where it is not there yet."""
     family, path = resolution.preset.family, Path(resolution.model_path)
-    if path == make.default_path(family) and not (path / "config.json").is_file():
-        print(f"making the tiny checkpoint of {family}", file=sys.stderr)
-        make.make(family, path)
+    if path == make.default_path(family):
+        if not path.is_dir():
+            print(f"making the tiny checkpoint of {family}", file=sys.stderr)
+        make.ensure(family)
 
 
 def checked_name(name: str) -> str:

@@ -35,6 +35,11 @@ def twin(family: str) -> Path:
     return committed if (committed / "config.json").is_file() else make.default_path(family)
 
 
+def is_random(model: Path) -> bool:
+    """Whether a tiny checkpoint was made from random numbers: those of the state folder are."""
+    return model == make.default_path(model.name)
+
+
 def apply(resolution: Resolution, profile: str) -> tuple[Resolution, list[Change]]:
     """The command on the tiny twin, and what differs from the preset. What the user set stays."""
     preset = resolution.preset

@@ -80,6 +80,15 @@ def test_missing_weights(tmp_path: Path) -> None:
     assert "is damaged" in model.reasons(path, GLM)[0]
 
 
+def test_mistrals_own_format_has_no_config_json(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text("{}")
+    mistral = preset.load("Mistral-Small-4-NVFP4")
+    assert "no safetensors" in model.reasons(str(tmp_path), mistral)[0]
+    (tmp_path / "consolidated.safetensors").write_bytes(b"x")
+    assert model.reasons(str(tmp_path), mistral) == []
+    assert model.reasons(str(tmp_path), GLM) == [f"{tmp_path} has no config.json"]
+
+
 def test_a_local_checkpoints_size_is_what_counts(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "m", memory.config("glm_5_2"), "a.safetensors", "b.safetensors")
     resolution = resolve(GLM, {"GLM_MODEL": path})

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every preset's arguments through SGLang 0.5.23's own resolution, on a mocked GPU of each of its ISAs.
+
+The model is a config.json of the published shapes. SGLang is imported once an ISA.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_fork import env, preset
+from sglang_fork.paths import ROOT
+from sglang_fork.resolve import FLAG, Resolution, resolve
+
+SCRIPT = ROOT / "test" / "unit" / "models" / "production" / "resolve_arguments.py"
+NODE = {"NODE_RANK": "0", "DIST_INIT_ADDR": "127.0.0.1:5000"}
+# How the checkpoint that a preset names stores its weights; the key is the preset's `quantized`.
+STORED = {"nvfp4": "modelopt", "fp8": "fp8", "mxfp4": "mxfp4", "": ""}
+COMPRESSED = ("Qwen3.5-NVFP4", "Qwen3.5-35B-NVFP4", "Mistral-Small-4-NVFP4")
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("sglang.srt.server_args") is None,
+    reason="SGLang is not installed in this Python; ./sglang.sh test runs these in the built environment",
+)
+
+
+def setups() -> list[preset.Preset]:
+    loaded = [preset.load(name) for name in preset.names()]
+    return [q for p in loaded for q in (p, *(p.on(machine) for machine in sorted(p.machines)))]
+
+
+def key(p: preset.Preset) -> str:
+    return f"{p.name}@{p.machine}" if p.machine else p.name
+
+
+def stored(p: preset.Preset) -> str:
+    if p.family == "deepseek_v41":
+        return ""  # its published configuration carries its own
+    if p.machine == "h200-fp8":
+        return "fp8"
+    return "compressed-tensors" if p.name in COMPRESSED else STORED[p.quantized]
+
+
+def request(p: preset.Preset, folder: Path, *extra: str) -> dict[str, Any]:
+    resolution: Resolution = resolve(p, NODE)
+    argv = [
+        word
+        for a in resolution.arguments
+        if a.flag not in ("--model-path", "--revision")
+        for word in (a.flag, *a.words)
+    ]
+    return {
+        "name": key(p),
+        "folder": str(folder / key(p)),
+        "config": p.weights.config,
+        "quantization": stored(p),
+        "argv": [*argv, *extra],
+        "env": {v.name: v.value for v in resolution.variables},
+    }
+
+
+def ask(isa: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    environ = {**os.environ, **env.process_env("cpu")}
+    environ.pop("SGLANG_USE_CPU_ENGINE", None)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        input=json.dumps({"isa": isa, "requests": requests}),
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+CASES = [(p, isa) for p in setups() for isa in p.hardware.isas]
+ISAS = sorted({isa for _, isa in CASES})
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Any]:
+    out = {}
+    for isa in ISAS:
+        folder = tmp_path_factory.mktemp(isa)
+        asked = ask(isa, [request(p, folder) for p, on in CASES if on == isa])
+        out |= {(name, isa): answer for name, answer in asked.items()}
+    return out
+
+
+@pytest.mark.parametrize(("p", "isa"), CASES, ids=[f"{key(p)}-{isa}" for p, isa in CASES])
+def test_sglang_accepts_the_arguments(
+    p: preset.Preset, isa: str, answers: dict[tuple[str, str], Any]
+) -> None:
+    answer = answers[key(p), isa]
+    assert answer["error"] is None, answer["error"]
+    fields = answer["fields"]
+    for flag, setting in {**p.flags, **p.draft}.items():
+        name = flag.replace("-", "_")
+        if name in fields and flag != "speculative-algorithm":
+            assert fields[name] == str(setting.value), f"{flag} was resolved away"
+    assert bool(p.draft) == (fields["speculative_algorithm"] != "None")
+
+
+@pytest.mark.parametrize(("p", "isa"), CASES, ids=[f"{key(p)}-{isa}" for p, isa in CASES])
+def test_auto_has_an_answer_and_cannot_stop_the_start(
+    p: preset.Preset, isa: str, answers: dict[tuple[str, str], Any]
+) -> None:
+    """The probe answers on every setup; with reasons the launcher leaves the flag out, as here."""
+    answer = answers[key(p), isa]
+    assert isinstance(answer["reasons"], list)
+    assert answer["fields"]["enable_nvidia_megakernel"] == "False"
+
+
+# What 0.5.23 chooses on Hopper where a preset's Blackwell backends are left out.
+HOPPER = {
+    "Qwen3.5-397B-NVFP4@h200": {"attention_backend": "fa3"},
+    "GLM-5.2-NVFP4@h200": {"attention_backend": "dsa", "dsa_decode_backend": "flashmla_kv"},
+    "GLM-5.2-NVFP4@h200-fp8": {"dsa_decode_backend": "flashmla_kv"},
+    "Qwen3.5-35B-A3B": {"attention_backend": "fa3"},
+    "Qwen3.5-35B-NVFP4@h200": {"attention_backend": "fa3", "moe_runner_backend": "marlin"},
+}
+
+
+@pytest.mark.parametrize("name", sorted(HOPPER))
+def test_hopper_gets_its_own_backends(name: str, answers: dict[tuple[str, str], Any]) -> None:
+    fields = answers[name, "sm_90"]["fields"]
+    assert {k: fields[k] for k in HOPPER[name]} == HOPPER[name]
+
+
+def test_a_flag_that_sglang_does_not_have_is_noticed(tmp_path: Path) -> None:
+    """So that the acceptance above means something."""
+    p = preset.load("Qwen3.5-35B-A3B")
+    bad = [
+        {**request(p, tmp_path, "--no-such-flag"), "name": "flag"},
+        {**request(p, tmp_path, "--page-size", "64", "--attention-backend", "dsa"), "name": "backend"},
+        {**request(p, tmp_path, FLAG), "name": "megakernel"},
+    ]
+    answers = ask("sm_121", bad)
+    assert "argparse refused" in answers["flag"]["error"]
+    assert answers["megakernel"]["error"] and FLAG in answers["megakernel"]["error"]
+
+
+def declared() -> set[str]:
+    """The variables that SGLang's environ.py declares, the fork's own patch included."""
+    source = Path(str(importlib.util.find_spec("sglang.srt.environ").origin)).read_text()  # type: ignore[union-attr]
+    return {line.split("=")[0].strip() for line in source.splitlines() if " = Env" in line}
+
+
+# Variables of libraries: the file that reads each, below site-packages.
+READERS = {
+    "FLASHINFER_NVFP4_4OVER6": "flashinfer/quantization/fp4_quantization.py",
+    "FLASHINFER_NVFP4_4OVER6_E4M3_USE_256": "flashinfer/quantization/fp4_quantization.py",
+    "FLASHINFER_NVFP4_4OVER6_ERR_MODE": "flashinfer/quantization/fp4_quantization.py",
+    "FLASHINFER_NVFP4_4OVER6_ERR_USE_FAST_MATH": "flashinfer/quantization/fp4_quantization.py",
+    "FLASHINFER_TOPK_ALGO": "flashinfer/topk.py",
+    "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH": "sglang/srt/layers/quantization/nvfp4_online.py",
+    "TRTLLM_DISABLE_FP4_QUANT_FAST_MATH": "flashinfer/data/csrc/nv_internal/cpp/common/envUtils.cpp",
+    "NVSHMEM_DISABLE_NCCL": "nvidia/nvshmem/lib/libnvshmem_host.so.3",
+}
+GPU_ONLY = ("NVSHMEM_DISABLE_NCCL",)  # its reader is left out of the cpu profile
+
+
+def variables() -> list[str]:
+    return sorted({name for p in setups() for name in p.env} | {"SGLANG_NVIDIA_MEGAKERNEL_SLOTS"})
+
+
+@pytest.mark.parametrize("name", variables())
+def test_every_variable_has_a_reader(name: str) -> None:
+    if name not in READERS:
+        assert name in declared(), f"environ.py declares no {name}"
+        return
+    packages = Path(str(importlib.util.find_spec("torch").origin)).parents[1]  # type: ignore[union-attr]
+    file = packages / READERS[name]
+    if name in GPU_ONLY and not file.exists():
+        pytest.skip(f"{READERS[name]} belongs to a GPU package, which the cpu profile leaves out")
+    assert name.encode() in file.read_bytes()
