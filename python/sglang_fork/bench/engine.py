@@ -125,9 +125,10 @@ def capture(runner: Any, arms: Mapping[str, Callable[..., Any]]) -> Any:
     stock_capture = DecodeCudaGraphRunner._capture_one_stream
     DecodeCudaGraphRunner._capture_one_stream = capture_arms
     try:
-        return DecodeCudaGraphRunner(runner)
+        runner.init_cuda_graphs()
     finally:
         DecodeCudaGraphRunner._capture_one_stream = stock_capture
+    return runner.decode_cuda_graph_runner
 
 
 def fill_step(graph_runner: Any, requests: int, context: int, vocab: int, seed: int = 0) -> Any:

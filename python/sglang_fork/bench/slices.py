@@ -181,7 +181,7 @@ def glm(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice
     index = q_lora * index_heads * index_dim + hidden * (index_dim + index_heads)
     moe = hidden * production["n_routed_experts"] + 3 * hidden * width * production["n_shared_experts"]
     return Slice(
-        family="glm",
+        family="glm_moe_dsa",
         name=f"tp{tp}",
         layers=layers,
         weights=weights,
@@ -210,7 +210,7 @@ def modelopt_nvfp4(ignore: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-BUILDERS: dict[str, Callable[[dict[str, Any], int, int, str], Slice]] = {"qwen3_5": qwen3_5, "glm": glm}
+BUILDERS: dict[str, Callable[[dict[str, Any], int, int, str], Slice]] = {"qwen3_5": qwen3_5, "glm_moe_dsa": glm}
 
 
 def build(family: str, production: dict[str, Any], *, tp: int, layers: int, weights: str) -> Slice:

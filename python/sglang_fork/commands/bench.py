@@ -21,8 +21,8 @@ HELP = "measure a step of a rank slice, report what was measured"
 RESULTS = paths.ROOT / "test" / "bench" / "results"
 LAYERS = 24
 # Draft tokens a request in a verify step, by family.
-WIDTHS = {"qwen3_5": 7, "glm": 4}
-KV = {"qwen3_5": "bf16", "glm": "fp8_e4m3"}
+WIDTHS = {"qwen3_5": 7, "glm_moe_dsa": 4}
+KV = {"qwen3_5": "bf16", "glm_moe_dsa": "fp8_e4m3"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -38,7 +38,7 @@ def test_nvfp4_counts_half_a_byte_and_a_scale_a_group():
 
 
 def test_glm_slice_has_the_tp8_rank_shapes():
-    rank = slices.build("glm", GLM, tp=8, layers=24, weights="bf16")
+    rank = slices.build("glm_moe_dsa", GLM, tp=8, layers=24, weights="bf16")
     assert rank.config["num_attention_heads"] == 8 and rank.config["moe_intermediate_size"] == 256
     assert rank.config["indexer_types"][:5] == ["full", "shared", "shared", "shared", "full"]
     assert rank.moe_layers == 23 and rank.expert_bytes == 3 * 6144 * 256 * 2
@@ -58,7 +58,7 @@ def test_whole_is_the_whole_model():
         ("qwen3_5", QWEN, {"tp": 3}, "does not divide over 3 ranks"),
         ("qwen3_5", QWEN, {"layers": 10}, "a multiple of 4 layers"),
         ("qwen3_5", QWEN, {"weights": "mxfp4"}, "bf16 or nvfp4"),
-        ("glm", GLM, {"layers": 1}, "at least 2 layers"),
+        ("glm_moe_dsa", GLM, {"layers": 1}, "at least 2 layers"),
         ("nothing", QWEN, {}, "no rank slice is defined"),
     ],
 )
