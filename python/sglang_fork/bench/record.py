@@ -24,8 +24,8 @@ class Measurement:
     ``slice`` names the rank slice (``tp8``) or ``whole``. ``median_us`` times layers and head,
     ``layers_median_us`` the layers alone. ``ci_low_us`` and ``ci_high_us`` bound the median at 95 %.
     ``weight_bytes`` counts each weight that the step reads once: of the experts only those its rows chose.
-    ``copy_tb_s`` was measured in the same run, bytes read plus bytes written; ``fraction_of_copy`` is
-    ``weight_bytes`` over the layers' time, over that.
+    ``copy_tb_s`` was measured in the same run, bytes read plus bytes written; ``launches_per_layer`` is 0
+    until profiled; ``fraction_of_copy`` is ``weight_bytes`` over the layers' time, over that.
     """
 
     date: str

@@ -210,7 +210,10 @@ def modelopt_nvfp4(ignore: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-BUILDERS: dict[str, Callable[[dict[str, Any], int, int, str], Slice]] = {"qwen3_5": qwen3_5, "glm_moe_dsa": glm}
+BUILDERS: dict[str, Callable[[dict[str, Any], int, int, str], Slice]] = {
+    "qwen3_5": qwen3_5,
+    "glm_moe_dsa": glm,
+}
 
 
 def build(family: str, production: dict[str, Any], *, tp: int, layers: int, weights: str) -> Slice:

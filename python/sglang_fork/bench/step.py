@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ def measure(job: Job, out: Path) -> int:
 
     if not torch.cuda.is_available():
         raise ForkError(
-            "the step benchmark times a GPU, and none is visible", "without one, --plumbing shows the path"
+            "the step benchmark times a GPU, and none is visible", "--dry-run says what would be measured"
         )
     rank = job.slice()
     copy, read = timing.bandwidth()
@@ -139,14 +139,44 @@ def measure(job: Job, out: Path) -> int:
         graphs = engine.capture(runner, arms)
         print(f"{rank.family} {rank.name}: ready in {time.monotonic() - began:.0f} s", flush=True)
     facts = {"versions": versions(), "copy": copy, "read": read}
-    lines = 0
-    for requests in sorted(job.requests):
-        for case in job.cases:
-            for line in _case(job, rank, runner, graphs, arms, requests, case, facts):
-                record.append(out, line)
-                lines += 1
-                print(_short(line), flush=True)
-    return lines
+    cases = [(n, case) for n in sorted(job.requests) for case in job.cases]
+    timed = [_case(job, rank, runner, graphs, arms, n, case, facts, out) for n, case in cases]
+    if job.profile:
+        # Last: an attached profiler slows every later replay. Its lines supersede those without kernels.
+        for (n, case), lines in zip(cases, timed, strict=True):
+            _, replays = _prepare(job, rank, runner, graphs, arms, n, case)
+            for line in lines:
+                kernels = timing.kernel_times(replays[f"{line.arm}:layers"])
+                record.append(out, _profiled(line, kernels))
+                print(_short(_profiled(line, kernels)), flush=True)
+    return sum(map(len, timed))
+
+
+def _profiled(line: record.Measurement, kernels: dict[str, tuple[float, float]]) -> record.Measurement:
+    """The line with the launches and microseconds of its layers' kernels."""
+    launches = sum(n for n, _ in kernels.values()) / line.layers
+    return replace(
+        line, launches_per_layer=launches, kernels={name: [n, us] for name, (n, us) in kernels.items()}
+    )
+
+
+def _prepare(
+    job: Job, rank: slices.Slice, runner: Any, graphs: Any, arms: Any, requests: int, case: str
+) -> tuple[routing.Routing, dict[str, Any]]:
+    """Impose and check a case's routing; (the routing, a replay of each arm and part)."""
+    from sglang_fork.bench import engine
+
+    drawn = routing.draw(
+        case, layers=rank.moe_layers, rows=requests * job.width, experts=rank.experts, top_k=rank.top_k
+    )
+    engine.impose_routing(runner.model, drawn, rank.experts)
+    batch = engine.fill_step(graphs, requests, job.context, rank.config["vocab_size"])
+    engine.check_routing(_router_outputs(runner.model, graphs, batch, rank.experts), drawn)
+    return drawn, {
+        f"{arm}:{part}": engine.replayer(graphs, batch, arm, part)
+        for arm in arms
+        for part in (engine.FULL, engine.LAYERS)
+    }
 
 
 def _case(
@@ -158,28 +188,20 @@ def _case(
     requests: int,
     case: str,
     facts: dict[str, Any],
+    out: Path,
 ) -> list[record.Measurement]:
+    """Time one case; its lines, one an arm, are appended to ``out`` at once."""
     import torch
 
-    from sglang_fork.bench import engine, timing
+    from sglang_fork.bench import timing
 
     rows = requests * job.width
-    drawn = routing.draw(case, layers=rank.moe_layers, rows=rows, experts=rank.experts, top_k=rank.top_k)
-    engine.impose_routing(runner.model, drawn, rank.experts)
-    batch = engine.fill_step(graphs, requests, job.context, rank.config["vocab_size"])
-    replays = {
-        f"{arm}:{part}": engine.replayer(graphs, batch, arm, part)
-        for arm in arms
-        for part in (engine.FULL, engine.LAYERS)
-    }
-    engine.check_routing(_router_outputs(runner.model, graphs, batch, rank.experts), drawn)
+    drawn, replays = _prepare(job, rank, runner, graphs, arms, requests, case)
     samples = timing.alternate(replays, rounds=job.rounds, replays=job.replays)
     step_bytes, layer_bytes = rank.step_bytes(sum(drawn.distinct(i) for i in range(rank.moe_layers)))
     lines = []
     for arm in arms:
         whole, alone = stats.interval(samples[f"{arm}:full"]), stats.interval(samples[f"{arm}:layers"])
-        kernels = timing.kernel_times(replays[f"{arm}:layers"]) if job.profile else {}
-        launches = sum(n for n, _ in kernels.values()) / rank.layers
         lines.append(
             record.Measurement(
                 date=time.strftime("%Y-%m-%d", time.gmtime()),
@@ -202,7 +224,7 @@ def _case(
                 layers_median_us=alone.median,
                 layers_ci_low_us=alone.low,
                 layers_ci_high_us=alone.high,
-                launches_per_layer=launches,
+                launches_per_layer=0.0,
                 weight_bytes=step_bytes,
                 layers_weight_bytes=layer_bytes,
                 copy_tb_s=facts["copy"],
@@ -211,10 +233,11 @@ def _case(
                 versions=facts["versions"],
                 tree=job.tree,
                 choices=_choices(runner),
-                kernels={name: [n, us] for name, (n, us) in kernels.items()},
                 note=job.note,
             )
         )
+        record.append(out, lines[-1])
+        print(_short(lines[-1]), flush=True)
     return lines
 
 
