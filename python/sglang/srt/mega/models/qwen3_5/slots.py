@@ -44,8 +44,8 @@ SLOTS = slots.table(
             "moe",
             1,
             MAX_ROWS,
-            # Router logits are BF16: where the last chosen expert and the next lie a rounding apart, kernel and
-            # stock may choose differently, which random weights show and moves one of top_k shares.
+            # Router logits are BF16: where the last chosen expert and the next lie a rounding apart, kernel
+            # and stock may choose differently, which random weights show and moves one of top_k shares.
             Numerics(TOLERANCE, test=PARITY, rtol=2**-4),
             stock="stages.moe",
             weights="w13 and w2 as the unquantised fused MoE holds them",
