@@ -18,7 +18,7 @@ from sglang_fork.stack.git import Git
 from sglang_fork.stack.platforms import Platform
 from sglang_fork.stack.series import Series, patch_files, read_series
 
-_AM = (
+AM = (
     "am",
     "--quiet",
     "--keep-cr",
@@ -113,7 +113,7 @@ def build_commits(git: Git, onto: str, files: list[Path], three_way: bool = Fals
 
 def am(tree: Git, path: Path, three_way: bool = False) -> None:
     """Apply one patch file as a commit, or raise a ForkError that names it and leave the tree as it was."""
-    done = tree.run(*_AM, *(["--3way"] if three_way else []), str(path), check=False)
+    done = tree.run(*AM, *(["--3way"] if three_way else []), str(path), check=False)
     if done.returncode:
         said = [
             line for line in done.stderr.decode(errors="replace").splitlines() if line.startswith("error:")

@@ -158,8 +158,13 @@ def canonical(git: Git, onto: str, head: str, scratch: Path) -> tuple[str, dict[
         name = f"{header.patch_id}.patch"
         if name in patches:
             raise ForkError(f"two commits have Patch-Id {header.patch_id}", "squash them, or name one anew")
-        patches[name] = git.run(*_FORMAT, "-1", tip).stdout
+        patches[name] = mail(git, tip)
     return tip, patches
+
+
+def mail(git: Git, commit: str) -> bytes:
+    """A commit as a patch file, independent of configuration and of its place in a series."""
+    return git.run(*_FORMAT, "-1", commit).stdout
 
 
 def _upstream_entries(git: Git, commit: str, upstream: frozenset[str]) -> bytes:

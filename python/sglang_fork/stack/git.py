@@ -113,6 +113,19 @@ class Git:
         text = self.run(*args).stdout.decode(errors="surrogateescape")
         return [field for field in text.split("\0") if field]
 
+    def fetch(self, url: str, ref: str) -> None:
+        """Fetch one ref without history, the one command that runs with the user's configuration (proxy,
+        credentials).
+        """
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {"GIT_TERMINAL_PROMPT": "0"}
+        command = ["git", "-C", str(self.path), "fetch", "--quiet", "--no-tags", "--depth=1", url, ref]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=env)
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()
+            raise ForkError(
+                f"cannot fetch {ref} from {url}:\n{said}", "check the address, the ref and the network"
+            )
+
     def resolve(self, name: str) -> str | None:
         """The object id that ``name`` stands for, or None."""
         done = self.run("rev-parse", "--quiet", "--verify", name, check=False)

@@ -16,7 +16,8 @@
 
 ``Hook`` (one line for each function or file that the patch edits) is written by ``export`` when a new commit
 has none, and is checked ever after. ``Drop-Check`` is optional and lets ``upstream status`` decide
-``Drop-When`` by itself.
+``Drop-When`` by itself: ``exists`` or ``absent PATH.py[::NAME]``, ``contains`` or ``lacks PATH TEXT``,
+``release >= VERSION``; all of them must hold.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ REQUIRED = ("Upstream-Status", "Test", "Drop-When", "Patch-Id")
 
 _TRAILER = re.compile(r"([A-Z][A-Za-z-]*): (\S.*)")
 _STATUS = re.compile(r"Pending|Submitted \[.+\]|Inappropriate \[.+\]|Backport \[.+\]")
+_DROP_CHECK = re.compile(
+    r"(?:exists|absent) \S+\.py(?:::[\w.]+)?|(?:contains|lacks) \S+ \S.*|release >= \d+(?:\.\d+)+"
+)
 _PATCH_ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 # Lines at which git am ends the message.
 _CUTS = re.compile(r"---|diff -|Index: ")
@@ -108,6 +112,9 @@ def lint(message: str) -> list[str]:
             f"Upstream-Status: {status!r} is none of "
             "Pending, Submitted [ref], Inappropriate [reason], Backport [ref]"
         )
+    for rule in header.all("Drop-Check"):
+        if not _DROP_CHECK.fullmatch(rule):
+            faults.append(f"Drop-Check: {rule!r} is no rule that upstream status knows")
     if name and not _PATCH_ID.fullmatch(name):
         faults.append(f"Patch-Id: {name!r} must be lower-case letters, digits, '.', '_' and '-'")
     return faults

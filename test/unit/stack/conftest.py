@@ -24,14 +24,21 @@ class Layer:
         self.width = width
 
     def forward(self, x):
+        low = x
+        high = x
         y = x * self.width
+        low = y
+        high = low
         return y
 
 
 class Model(Layer):
     def forward(self, x):
         y = super().forward(x)
+        low = y
+        high = low
         z = math.sqrt(y)
+        low = z
         return z
 """
 
@@ -41,7 +48,7 @@ FILES = {
     "sglang/srt/models/model.py": MODEL.encode(),
     "sglang/srt/crlf.py": b"def f():\r\n    a = 1\r\n    b = 2\r\n    return a + b\r\n",
     "sglang/srt/configs/E=8,N=16.json": b"{}\n",
-    "sglang/srt/.gitignore": b"*.json\nmodels/\n",
+    "sglang/srt/.gitignore": b"*.json\n",
 }
 
 

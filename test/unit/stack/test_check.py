@@ -131,7 +131,7 @@ def test_added_file_that_does_not_compile(patched: Fork) -> None:
 
 def test_patched_file_that_does_not_compile(patched: Fork) -> None:
     rewrite(patched, "+        y = 2 * x", "+        y = 2 ** * x")
-    assert any("model.py: line 9" in fault for fault in patched.faults())
+    assert any("model.py: line 11" in fault for fault in patched.faults())
 
 
 def test_added_file_at_a_path_of_upstreams(patched: Fork) -> None:

@@ -175,7 +175,7 @@ def test_one_patch_id_twice(fork: Fork) -> None:
 def test_edit_that_does_not_compile(fork: Fork) -> None:
     fork.apply()
     fork.patch("broken", MODEL, "y = x", "y = = x")
-    refused(fork, r"model.py does not compile: line 9")
+    refused(fork, r"model.py does not compile: line 11")
 
 
 GOOD = f"Change a thing\n{HEADER}x\n"
