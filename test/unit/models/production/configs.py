@@ -97,6 +97,8 @@ def production(name: str, quantization: str = "") -> dict[str, Any]:
         config = {**config, **config.pop("text_config"), **_v41_extra()}
     elif kind == "mistral4":
         config = _mistral_native(config)
+    elif kind == "glm_moe_dsa":
+        config |= {"moe_layer_freq": 1, "ep_size": 1, "max_position_embeddings": 202752}
     if kind in VISION:
         config = {**VISION[kind], **config}
     if kind == "qwen3_5_moe":
