@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.git:
         files = export_git(args.git)
         print(
-            f"export: {len(files)} mails; in a checkout of upstream: git am --3way --keep-cr {args.git}/*.patch"
+            f"export: {len(files)} mails; in upstream's clone: git am --3way --keep-cr {args.git}/*.patch"
         )
         return 0
     done = import_commits(args.source) if args.source else export_tree()
