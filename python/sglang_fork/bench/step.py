@@ -256,6 +256,8 @@ def _router_outputs(model: Any, graphs: Any, batch: Any, experts: int) -> list[A
         for gate in engine.routers(model, experts)
     ]
     try:
+        # The graphs' plans are their own; an eager step needs one of its batch.
+        graphs.attn_backend.init_forward_metadata(batch)
         with (
             torch.no_grad(),
             forward_context(ForwardContext(attn_backend=graphs.attn_backend), forward_batch=batch),
