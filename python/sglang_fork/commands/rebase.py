@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             patches_only=args.patches_only,
             skip_tests=args.skip_tests,
         )
-    if args.report:
+    if args.report and report.outcomes:
         report.write(args.report)
     print_report(report)
     return 1 if report.faults else 0

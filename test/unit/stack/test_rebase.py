@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_fork.errors import ForkError
-from sglang_fork.stack import pins, signoff, wheel, workspace
+from sglang_fork.stack import pins, pip, signoff, wheel, workspace
 from sglang_fork.stack.git import Git, isolated_env
 from sglang_fork.stack.rebase import candidate, port, run
 from sglang_fork.stack.rebase import state as states
@@ -355,6 +355,15 @@ def test_target_that_makes_no_sense(patched: Fork, version: str) -> None:
         rebase(patched, version)
     unchanged(patched, before)
     assert not states.in_progress()
+
+
+def test_newest_release(patched: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pip, "newest_release", lambda: "1.0")
+    report = rebase(patched, "newest")
+    assert report.notes == ["1.0 is the newest release"] and not report.outcomes and not report.faults
+    release(patched, "1.1", version=("1", "2"))
+    monkeypatch.setattr(pip, "newest_release", lambda: "1.1")
+    assert rebase(patched, "newest", dry_run=True).new == "1.1"
 
 
 def test_second_rebase_and_unexported_work(patched: Fork) -> None:

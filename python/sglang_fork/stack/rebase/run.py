@@ -18,7 +18,7 @@ from sglang_fork.stack.rebase import state as states
 from sglang_fork.stack.rebase.port import CONFLICT, MISPLACED, SKIPPED, WAITS, accept, drop, port
 from sglang_fork.stack.rebase.report import Report
 from sglang_fork.stack.rebase.state import Outcome, State
-from sglang_fork.stack.rebase.target import of_git, of_release
+from sglang_fork.stack.rebase.target import NEWEST, of_git, of_release
 from sglang_fork.stack.series import read_series
 
 
@@ -46,6 +46,8 @@ def start(
         if work and not dry_run:
             raise ForkError(f"{git.path} holds work that was not exported: {work[0]}", "./sglang.sh export")
         target = of_git(git, source, checkout) if source else of_release(git, version or "")
+        if target.commit == stack.base and version == NEWEST:
+            return Report(target.label, target.label, [], notes=[f"{target.label} is the newest release"])
         if target.commit == stack.base:
             raise ForkError(f"the patches are on {target.label} already")
         state = State(
