@@ -29,10 +29,14 @@ def sglang(*words: str, **shell: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_on_serves_and_every_rank_says_active() -> None:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return int(probe.getsockname()[1])
+
+
+def test_on_serves_and_every_rank_says_active() -> None:
+    port = free_port()
     words = ["Qwen3.5-35B-A3B", "--tiny", "--detach", "--name", NAME, "--timeout", "500"]
     shell = {"PORT": str(port), "MEGAKERNEL": "on", "SGLANG_MEGAKERNEL_EMULATE": "1"}
     started = sglang(*words, **shell)
@@ -52,6 +56,7 @@ def test_on_serves_and_every_rank_says_active() -> None:
 
 
 def test_on_is_refused_with_the_reasons_where_no_gpu_is() -> None:
-    done = sglang("Qwen3.5-35B-A3B", "--tiny", "--detach", "--name", NAME, MEGAKERNEL="on", PORT="31999")
+    shell = {"MEGAKERNEL": "on", "PORT": str(free_port())}
+    done = sglang("Qwen3.5-35B-A3B", "--tiny", "--detach", "--name", NAME, **shell)
     assert done.returncode == 2
     assert "cannot be served" in done.stderr and "no GPU is visible" in done.stderr
