@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from sglang_fork import preset
 from sglang_fork.errors import ForkError
 from sglang_fork.launch import decide
+from sglang_fork.paths import ROOT
 from sglang_fork.resolve import FLAG, SLOTS, resolve
 
 FINE = {"isa": "emulated", "spec": "Qwen3.5", "reasons": [], "error": None}
@@ -75,6 +77,13 @@ def test_an_assembled_isa_needs_an_explicit_opt_in() -> None:
 
 def test_an_unknown_isa_counts_as_assembled() -> None:
     assert decide.status("sm_777") == "assembled"
+
+
+def test_every_status_is_one_of_three_and_cites_evidence_that_exists() -> None:
+    for isa, entry in json.loads(decide.STATUS.read_text()).items():
+        assert entry["status"] in ("ran", "emulator", "assembled"), isa
+        if entry["status"] != "assembled":
+            assert (ROOT / entry["evidence"].split(":")[0]).is_file(), f"{isa}: {entry['evidence']}"
 
 
 def test_a_probe_that_fails_is_an_answer(tmp_path: Path) -> None:
