@@ -109,6 +109,18 @@ FILES_WHEELS = [
 ]
 
 
+def test_state_folder_inside_the_checkout_is_not_copied(
+    patched: Fork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(patched, "1.1", version=("1", "2"))
+    monkeypatch.setenv("SGLANG_FORK_HOME", str(patched.root / "state"))
+    patched.apply()
+    monkeypatch.setattr(candidate, "run_tests", lambda checkout: ["stop here"])
+    rebase(patched)
+    assert not (candidate.candidate_dir() / "state").exists()
+    run.abort()
+
+
 def test_dry_run_judges_all_and_leaves_nothing(patched: Fork) -> None:
     release(
         patched, "1.1", model=("y = x * self.width", "y = x / self.width"), crlf=("b = 2\r\n", "b = 3\r\n")

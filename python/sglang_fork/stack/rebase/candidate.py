@@ -52,10 +52,15 @@ def refresh(checkout: Path, git: Git, state: State, patches: dict[str, bytes]) -
         write_patches(target / "patches", _series(git, state, patches), patches)
         return
     shutil.rmtree(target, ignore_errors=True)
-    ignored = shutil.ignore_patterns(*_CACHES, "*.pyc", ".git", ".sglang", ".gpu")
-    shutil.copytree(checkout, target, ignore=ignored, symlinks=True)
+    shutil.copytree(checkout, target, ignore=_not_copied, symlinks=True)
     write_base(target / "patches", git, state, patches)
     (folder() / "manifest.json").write_text(json.dumps(listing(checkout)))
+
+
+def _not_copied(here: str, names: list[str]) -> list[str]:
+    """What ``copytree`` leaves out: git's folder, caches, and the state folder wherever it lies."""
+    skip = _CACHES | {".git", ".sglang", ".gpu"}
+    return [n for n in names if n in skip or n.endswith(".pyc") or Path(here, n).resolve() == state_dir()]
 
 
 def _series(git: Git, state: State, patches: dict[str, bytes]) -> Series:
