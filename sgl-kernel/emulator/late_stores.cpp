@@ -42,16 +42,17 @@ void Machine::perform_all(LateStores& queue) {
 
 void Machine::perform_until(LateStores& queue, size_t last) {
   const LateStore chosen = queue.items[last];
-  std::vector<LateStore> rest;
-  for (size_t i = 0; i < queue.items.size(); ++i) {
-    const LateStore& store = queue.items[i];
-    if (i <= last && overlaps(store, chosen.address, chosen.bytes)) {
+  size_t kept = 0;
+  for (size_t i = 0; i <= last; ++i) {
+    const LateStore store = queue.items[i];
+    if (overlaps(store, chosen.address, chosen.bytes)) {
       std::memcpy(store.address, store.data, store.bytes);
     } else {
-      rest.push_back(store);
+      queue.items[kept++] = store;
     }
   }
-  queue.items.swap(rest);
+  queue.items.erase(queue.items.begin() + static_cast<ptrdiff_t>(kept),
+                    queue.items.begin() + static_cast<ptrdiff_t>(last + 1));
   if (queue.items.empty()) mark_clean(queue);
   ++progress_;
 }
@@ -73,10 +74,31 @@ void Machine::move_stores(LateStores& from, LateStores& to) {
   mark_dirty(to);
 }
 
-bool Machine::drain_one_random() {
+void Machine::drop_stores(LateStores& queue) {
+  queue.items.clear();
+  mark_clean(queue);
+}
+
+bool Machine::perform_one_store() {
   if (dirty_.empty()) return false;
-  LateStores& queue = *dirty_[schedule_.random_order ? random() % dirty_.size() : 0];
-  perform_until(queue, schedule_.random_order ? random() % queue.items.size() : 0);
+  LateStores& queue = *dirty_[random() % dirty_.size()];
+  perform_until(queue, random() % queue.items.size());
+  return true;
+}
+
+// Nothing else can move: one thread's stores in an ordered schedule, some of everybody's in a random one.
+bool Machine::perform_stalled_stores() {
+  if (dirty_.empty()) return false;
+  if (!schedule_.random_order) {
+    perform_all(*dirty_.front());
+    return true;
+  }
+  for (size_t i = dirty_.size(); i-- > 0;) {
+    LateStores& queue = *dirty_[i];
+    for (size_t store = queue.items.size(); store-- > 0;) {
+      if (store < queue.items.size() && (random() & 1)) perform_until(queue, store);
+    }
+  }
   return true;
 }
 

@@ -18,8 +18,8 @@ constexpr size_t kSharedGuard = 256;
 constexpr unsigned char kSharedFill = 0xff;  // uninitialised shared memory reads as NaN
 constexpr int64_t kSwitchLimit = 4'000'000'000;
 constexpr uint64_t kNanosecondsPerSwitch = 5;
-constexpr int kQuietRounds = 2;  // rounds of polling without progress before held-back events are let go
-constexpr uint64_t kClockFirstStep = 1'000'000;         // 1 ms
+constexpr int kQuietRounds = 2;                  // rounds of polling without progress before time moves on
+constexpr uint64_t kClockFirstStep = 1'000'000;  // 1 ms
 constexpr uint64_t kClockLastStep = 3'600'000'000'000;  // an hour: no deadline is that far away
 }  // namespace
 
@@ -400,7 +400,7 @@ void Machine::suspend(State state) {
 void Machine::maybe_preempt() {
   if (schedule_.preempt_one_in <= 0) return;
   if (random() % static_cast<uint64_t>(schedule_.preempt_one_in) != 0) return;
-  if (schedule_.stores == When::random && !dirty_.empty() && (random() & 1)) drain_one_random();
+  if (schedule_.stores == When::random && (random() & 1)) perform_one_store();
   if (schedule_.copies == When::random && !pending_copies_.empty() && (random() & 1)) {
     perform(*pending_copies_[random() % pending_copies_.size()]);
   }
@@ -419,9 +419,15 @@ bool Machine::unstall() {
     const bool moved = progress_ != progress_seen_;
     progress_seen_ = progress_;
     quiet_ = moved ? 0 : quiet_ + 1;
-    if (moved) clock_step_ = 0;
-    for (size_t n = polling_.size(); n > 0; --n) make_ready(polling_.pop());
-    if (!ready_.empty() && quiet_ <= kQuietRounds) return true;
+    if (moved) clock_step_ = 0, deferred_rounds_ = 0;
+    for (size_t n = polling_.size(); n > 0; --n) {
+      Fiber* fiber = polling_.pop();
+      fiber->state = State::ready;
+      (preferred(*fiber) ? ready_ : deferred_polling_).push(fiber);
+    }
+    // Everybody waits. In a random schedule that is a moment for held-back stores as good as any.
+    if (schedule_.stores == When::random && (random() & 1)) perform_stalled_stores();
+    if (!ready_.empty() && quiet_ == 0) return true;
   }
   std::erase_if(pending_copies_, [](const auto& copy) { return copy->done; });
   enum { kCopy, kStore, kDeferred };
@@ -434,13 +440,18 @@ bool Machine::unstall() {
       perform(*pending_copies_[schedule_.random_order ? random() % pending_copies_.size() : 0]);
       return true;
     }
-    if (kind == kStore && drain_one_random()) return true;
-    // Deferred threads that only poll do not count as possible for ever.
-    if (kind == kDeferred && !deferred_.empty() &&
-        quiet_ <= kQuietRounds + 2 * static_cast<int>(deferred_.size())) {
-      ready_.push(schedule_.random_order ? deferred_.pop_at(random() % deferred_.size()) : deferred_.pop());
+    if (kind == kStore && perform_stalled_stores()) return true;
+    if (kind == kDeferred && !deferred_.empty()) {  // a warp's worth at a time
+      for (int n = 0; n < 32 && !deferred_.empty(); ++n) {
+        ready_.push(schedule_.random_order ? deferred_.pop_at(random() % deferred_.size()) : deferred_.pop());
+      }
       return true;
     }
+  }
+  if (deferred_rounds_ < kQuietRounds && !deferred_polling_.empty()) {
+    ++deferred_rounds_;
+    while (!deferred_polling_.empty()) ready_.push(deferred_polling_.pop());
+    return true;
   }
   if (schedule_.admit_on_stall) {
     for (auto& grid : grids_) {
@@ -451,12 +462,13 @@ bool Machine::unstall() {
       }
     }
   }
-  const bool someone_polls = !ready_.empty() || !deferred_.empty();
+  if (quiet_ <= kQuietRounds) return !ready_.empty();
+  const bool someone_polls = !ready_.empty() || !deferred_polling_.empty();
   if (someone_polls && clock_read_ && clock_step_ < kClockLastStep) {
     clock_read_ = false;
     clock_step_ = clock_step_ ? clock_step_ * 2 : kClockFirstStep;
     clock_ns_ += clock_step_;
-    quiet_ = 0;
+    quiet_ = deferred_rounds_ = 0;
     return true;
   }
   return false;
@@ -468,7 +480,7 @@ Outcome Machine::run() {
   stopped_ = false;
   scheduler_.adopt_running();
   progress_seen_ = ~uint64_t{0};
-  quiet_ = 0;
+  quiet_ = deferred_rounds_ = 0;
   clock_step_ = 0;
   switches_at_start_ = switches_;
   const uint64_t limit =
@@ -519,6 +531,7 @@ void Machine::reset() {
   ready_.clear();
   polling_.clear();
   deferred_.clear();
+  deferred_polling_.clear();
   pending_copies_.clear();
   for (LateStores* queue : dirty_) {
     queue->items.clear();
@@ -546,7 +559,14 @@ void Machine::stop_rank(const char* what) {
                     fiber->block_index.x, fiber->block_index.y, fiber->block_index.z, fiber->linear, what);
   dead_ranks_.push_back(grid.launch.rank);
   fiber->state = State::finished;
-  for (Ring* ring : {&ready_, &polling_, &deferred_}) {
+  // What the rank had not ordered before the fault is lost.
+  for (Block* block : blocks_) {
+    if (block->grid->launch.rank != grid.launch.rank) continue;
+    for (Fiber* other : block->fibers) drop_stores(other->stores);
+    drop_stores(block->stores);
+    drop_stores(block->grid->stores);
+  }
+  for (Ring* ring : {&ready_, &polling_, &deferred_, &deferred_polling_}) {
     for (size_t n = ring->size(); n > 0; --n) {
       Fiber* other = ring->pop();
       if (other->block->grid->launch.rank != grid.launch.rank) ring->push(other);

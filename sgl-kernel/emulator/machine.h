@@ -212,7 +212,8 @@ class Machine {
   Fiber* pick();
   bool unstall();
   bool preferred(const Fiber& fiber) const;
-  bool drain_one_random();
+  bool perform_one_store();
+  bool perform_stalled_stores();
   void enter(Fiber* fiber);
   std::string describe_stall() const;
   std::string describe_wait(const Fiber& fiber) const;
@@ -223,7 +224,7 @@ class Machine {
   Schedule schedule_;
   Context scheduler_;
   Fiber* running_ = nullptr;
-  Ring ready_, polling_, deferred_;
+  Ring ready_, polling_, deferred_, deferred_polling_;
   std::vector<std::unique_ptr<Grid>> grids_;
   std::vector<Block*> exited_blocks_, blocks_, free_blocks_;
   std::vector<Fiber*> free_fibers_, all_fibers_;
@@ -241,7 +242,7 @@ class Machine {
   uint64_t progress_ = 0, progress_seen_ = 0, switches_ = 0, switches_at_start_ = 0, clock_ns_ = 0,
            clock_step_ = 0;
   uint64_t random_state_ = 1;
-  int quiet_ = 0;
+  int quiet_ = 0, deferred_rounds_ = 0;
   unsigned serial_ = 0;
   std::vector<LateStores*> dirty_;
 
@@ -251,6 +252,7 @@ class Machine {
   void perform_until(LateStores& queue, size_t last);  // this store and the earlier ones to the same address
   void perform_overlapping(LateStores& queue, const volatile void* address, unsigned bytes);
   void move_stores(LateStores& from, LateStores& to);
+  void drop_stores(LateStores& queue);
 
  private:
   void mark_dirty(LateStores& queue);

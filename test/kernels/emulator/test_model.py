@@ -113,8 +113,8 @@ def test_bulk_copy_read_without_its_wait_is_caught():
 def test_deadlock_names_rank_block_threads_and_waits():
     never = torch.zeros(1, dtype=torch.int32)
     emulator().name_memory(never, "the flag")
-    with pytest.raises(Deadlock) as error, emulator().together(Schedule()):
-        kernel("divergent_barrier").launch(config(1, 64), never, rank=3)
+    with pytest.raises(Deadlock) as error, emulator().together(Schedule()), emulator().on_rank(3):
+        kernel("divergent_barrier").launch(config(1, 64), never)
     emulator().forget_memory()
     report = str(error.value)
     assert "rank 3 divergent_barrier (grid 0) block (0,0,0) threads 0-31: __syncthreads 0, 32 of 64" in report

@@ -129,7 +129,19 @@ class Emulator:
         self._schedule = FAST
         self._queueing = False
         self._kept: list[object] = []
+        self.rank = 0
+        self.stream = 0
         self._configure(FAST)
+
+    @contextmanager
+    def on_rank(self, rank: int, stream: int = 0) -> Iterator[None]:
+        """Launches of the block go to this rank and stream; a rank stands for one GPU of a group."""
+        before = self.rank, self.stream
+        self.rank, self.stream = rank, stream
+        try:
+            yield
+        finally:
+            self.rank, self.stream = before
 
     @property
     def switches(self) -> int:
@@ -205,8 +217,8 @@ class EmulatedKernel:
             (item[0], int(item[1:])) for item in library.emulator_signature().decode().split()
         ]
 
-    def launch(self, config: LaunchConfig, *arguments: Argument, rank: int = 0, stream: int = 0) -> None:
-        """Launches on a stream of a rank (a rank stands for one GPU). Arguments as for ``CudaKernel``."""
+    def launch(self, config: LaunchConfig, *arguments: Argument) -> None:
+        """Launches on the emulator's current rank and stream. Arguments as for ``CudaKernel``."""
         values = self._convert(arguments)
         count = len(values)
         addresses = (ctypes.c_void_p * count)(*(ctypes.addressof(value) for value in values))
@@ -214,8 +226,8 @@ class EmulatedKernel:
         request = _Request(
             self._name,
             self._entry,
-            rank,
-            stream,
+            self._emulator.rank,
+            self._emulator.stream,
             config.grid,
             (config.block, 1, 1),
             config.cluster,
