@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several ranks in one process: rounds of a hop under a schedule, checked against the reference bit for bit."""
+"""Several ranks in one process: rounds of a hop under a schedule, checked against the reference."""
 
 import torch
 
@@ -11,6 +11,7 @@ from sglang.srt.mega.device.emulator import Schedule, emulator
 
 CPU = torch.device("cpu")
 EPSILON = 1e-6
+SPECIAL = (0x8000, 0x0000, 0xFFFF, 0x7FFF, 0x7F80, 0xFF80, 0x0001, 0x8001, 0xFFC0)
 
 
 def shape_of(ranks: int, two_shot: bool, rows: int = 2, hidden: int = 256, **changes) -> HopShape:
@@ -22,11 +23,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def payload(generator: torch.Generator, *shape: int) -> torch.Tensor:
-    """bf16 values with zeros of both signs, infinities, subnormals and NaNs of every sign among them, whole words
-    of the empty pattern included.
+    """bf16 values with zeros of both signs, infinities, subnormals and NaNs of either sign among them, and
+    whole words of the empty pattern.
     """
     values = torch.randn(*shape, generator=generator).bfloat16()
-    special = torch.tensor([0x8000, 0x0000, 0xFFFF, 0x7FFF, 0x7F80, 0xFF80, 0x0001, 0x8001, 0xFFC0], dtype=torch.int32)
+    special = torch.tensor(SPECIAL, dtype=torch.int32)
     chosen = special[torch.randint(len(special), shape, generator=generator)].to(torch.int16)
     mask = torch.rand(*shape, generator=generator) < 0.02
     words = torch.where(mask, chosen, bits(values))
@@ -44,7 +45,9 @@ class HopWorld:
         self.mailboxes = [Mailbox(shape.layout, rank, CPU, slot=5) for rank in range(shape.ranks)]
         connect_virtual(self.mailboxes)
 
-    def run(self, schedule: Schedule, rounds: int, seed: int, absent: int = -1, special: bool = False) -> None:
+    def run(
+        self, schedule: Schedule, rounds: int, seed: int, absent: int = -1, special: bool = False
+    ) -> None:
         """Runs the rounds of all ranks together (but for an ``absent`` one) and checks every result."""
         shape, generator = self.shape, torch.Generator().manual_seed(seed)
         make = payload if special else lambda g, *s: torch.randn(*s, generator=g).bfloat16()
@@ -62,14 +65,17 @@ class HopWorld:
                     if rank == absent:
                         continue
                     with emulator().on_rank(rank):
-                        self.kernel.launch(self.mailboxes[rank], partials[rank], residuals[rank], weight, outs[rank])
+                        box = self.mailboxes[rank]
+                        self.kernel.launch(box, partials[rank], residuals[rank], weight, outs[rank])
         for index, step in enumerate(steps):
             self._check(index, weight, *step)
         for mailbox in self.mailboxes:
             assert (mailbox.inbox == EMPTY).all(), f"rank {mailbox.rank} left cells full"
 
     def _check(self, index, weight, partials, before, residuals, outs) -> None:
-        normed, residual = add_norm(all_reduce(partials), before, weight, self.shape.epsilon, self.shape.gemma)
+        normed, residual = add_norm(
+            all_reduce(partials), before, weight, self.shape.epsilon, self.shape.gemma
+        )
         for rank in range(self.shape.ranks):
             where = f"round {index}, rank {rank}"
             assert torch.equal(bits(outs[rank]), bits(outs[0])), f"{where}: ranks differ"

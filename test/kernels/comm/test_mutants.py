@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each step of the mailbox protocol is removed in turn (``enum class Mutant`` in common/mailbox.cuh): the schedules
-must notice. A mutant that no schedule notices is listed with the reason.
+"""Each step of the mailbox protocol is removed in turn (``enum class Mutant`` in common/mailbox.cuh): the
+schedules must notice. A mutant that no schedule notices is listed with the reason.
 """
 
 import re
@@ -14,7 +14,8 @@ from sglang.srt.mega.device.sources import kernel_root
 
 pytestmark = pytest.mark.kernels
 HEADER = Path(kernel_root()) / "common" / "mailbox.cuh"
-MUTANTS = re.findall(r"^  (\w+)\b", HEADER.read_text().split("enum class Mutant")[1].split("};")[0], re.MULTILINE)
+ENUM = HEADER.read_text().split("enum class Mutant")[1].split("};")[0]
+MUTANTS = re.findall(r"^  (\w+)\b", ENUM, re.MULTILINE)
 TWO_SHOT_ONLY = {"no_gather_clear", "no_gather_wait"}
 NEEDS_A_MISSING_RANK = {"no_fault_fence", "no_deadline"}
 SURVIVORS: dict[str, str] = {}

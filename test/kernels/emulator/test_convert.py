@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulator's number formats against torch and ml_dtypes: every rounding boundary of every format, and NaNs."""
+"""The emulator's number formats against torch and ml_dtypes: every rounding boundary, and NaNs."""
 
 from pathlib import Path
 
@@ -18,7 +18,10 @@ COUNT = 1 << 20
 
 def converted(first: int, step: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """(the fp32 values, the codes of each format)."""
-    as_int = lambda value: int(np.uint32(value).view(np.int32))
+
+    def as_int(value: int) -> int:
+        return int(np.uint32(value).view(np.int32))
+
     outs = {
         "e4m3": torch.zeros(COUNT, dtype=torch.uint8),
         "e5m2": torch.zeros(COUNT, dtype=torch.uint8),
@@ -39,7 +42,9 @@ def test_every_rounding_boundary(first):
     check(values, codes)
 
 
-@pytest.mark.parametrize("first", [0x3F800000 - 500_000, 0x43DFFF00 - 500_000, 0x38000000, 0xC3E00000 - 500_000])
+@pytest.mark.parametrize(
+    "first", [0x3F800000 - 500_000, 0x43DFFF00 - 500_000, 0x38000000, 0xC3E00000 - 500_000]
+)
 def test_runs_of_neighbouring_values(first):
     values, codes = converted(first, 1)
     check(values, codes)
@@ -62,4 +67,6 @@ def check(values: np.ndarray, codes: dict[str, np.ndarray]) -> None:
 def assert_codes(actual: np.ndarray, expected: np.ndarray, nan: np.ndarray, nan_code: int) -> None:
     assert (actual[nan] == nan_code).all()
     wrong = np.flatnonzero((actual != expected) & ~nan)
-    assert not wrong.size, f"{wrong.size} differ, first at {wrong[0]}: {actual[wrong[0]]} for {expected[wrong[0]]}"
+    assert not wrong.size, (
+        f"{wrong.size} differ, first at {wrong[0]}: {actual[wrong[0]]} for {expected[wrong[0]]}"
+    )
