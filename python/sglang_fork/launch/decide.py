@@ -39,7 +39,8 @@ def decide(resolution: Resolution, python: Path, environ: Mapping[str, str]) -> 
         return Decision(False, (f"switched off ({resolution.mode_source})",))
     if resolution.mode == "auto" and _without_gpu(environ):
         return Decision(False, ("no GPU is visible",))
-    answer = ask(python, resolution.argv(), environ)
+    slots = {resolution.slots.name: resolution.slots.value} if resolution.slots else {}
+    answer = ask(python, resolution.argv(), {**environ, **slots})
     reasons = judge(answer, os.environ)
     if not reasons:
         return Decision(True, (), str(answer.get("spec") or ""))

@@ -62,6 +62,14 @@ def test_on_refuses_with_the_same_reasons(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(reason in str(caught.value) for reason in REFUSED["reasons"])
 
 
+def test_the_slot_list_is_part_of_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that the spec refuses must be a reason here, not a server that stops at its start."""
+    asked: list[dict[str, str]] = []
+    monkeypatch.setattr(decide, "ask", lambda python, argv, environ: asked.append(environ) or FINE)
+    decided("auto")
+    assert asked == [{SLOTS: "route,mkm,gdn_verify,gdn_pdl,hop"}]
+
+
 def test_off_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decide, "ask", lambda *_: pytest.fail("asked"))
     assert not decided("off").on
