@@ -13,6 +13,8 @@ MEGA_DEVICE uint4 load_shared_by_step(const void* address) { return *static_cast
 MEGA_DEVICE uint2 load_stream_pair(const void* address) { return *static_cast<const uint2*>(address); }
 MEGA_DEVICE uint2 load_step_pair(const void* address) { return *static_cast<const uint2*>(address); }
 
+MEGA_DEVICE u32 load_step_word(const void* address) { return *static_cast<const u32*>(address); }
+
 MEGA_DEVICE float load_step_float(const float* address) { return *address; }
 
 MEGA_DEVICE void store_vector(void* address, uint4 v) { *static_cast<uint4*>(address) = v; }

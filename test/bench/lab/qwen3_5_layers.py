@@ -205,20 +205,18 @@ def chain_of_one(model: Model, kernels: Kernels, entry: str, layers: list[int]) 
 
 TRIALS = {
     "397B-TP8": {
-        "gdn_front": [{"DEPTH": 16, "BLOCKS": 1}],
-        "gdn_step": [{"VALUES": 32}, {"VALUES": 64}],
-        "attn_front": [{"DEPTH": 16, "BLOCKS": 1}],
-        "moe_route": [{"DEPTH": 8, "BLOCKS": 2}],
-        "moe_up": [{"DEPTH": 16, "BLOCKS": 1}],
-        "moe_down": [{"BLOCKS": 1}],
+        "gdn_front": [{"DEPTH": 4, "BLOCKS": 3}, {"DEPTH": 6, "BLOCKS": 2}],
+        "gdn_out": [{"BLOCKS": 3}],
+        "attn_front": [{"DEPTH": 4, "BLOCKS": 3}],
+        "moe_route": [{"DEPTH": 8, "BLOCKS": 1}],
+        "moe_up": [{"DEPTH": 4, "BLOCKS": 2}],
     },
     "35B-A3B": {
-        "gdn_front": [{"DEPTH": 4, "BLOCKS": 3}],
-        "gdn_step": [{"VALUES": 16}, {"VALUES": 64}],
-        "gdn_out": [{"DEPTH": 16, "BLOCKS": 1}],
+        "gdn_front": [{"DEPTH": 4, "BLOCKS": 3}, {"DEPTH": 4, "BLOCKS": 4}, {"DEPTH": 2, "BLOCKS": 4}],
+        "gdn_out": [{"DEPTH": 4, "BLOCKS": 2}],
+        "attn_front": [{"DEPTH": 4, "BLOCKS": 3}, {"DEPTH": 4, "BLOCKS": 4}],
         "attn_out": [{"DEPTH": 16, "BLOCKS": 1}],
         "moe_up": [{"DEPTH": 4, "BLOCKS": 3}],
-        "moe_down": [{"SPLIT": 2, "DEPTH": 4}, {"DEPTH": 12}],
     },
 }
 

@@ -42,6 +42,12 @@ MEGA_DEVICE uint2 load_step_pair(const void* address) {
   return v;
 }
 
+MEGA_DEVICE u32 load_step_word(const void* address) {
+  u32 v;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
+  return v;
+}
+
 MEGA_DEVICE float load_step_float(const float* address) {
   float v;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(address) : "memory");

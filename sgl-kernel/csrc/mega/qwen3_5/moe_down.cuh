@@ -43,11 +43,23 @@ MEGA_DEVICE void list_leaders(const Picks& picks, Leaders& leaders) {
   if (lane == 0) leaders.count = count;
 }
 
-// The weight with which a row takes this expert, 0 where it did not pick it.
+// One expert's rows for one warp. place: among the leaders; slot: of the lane's activation row, -1 where it did
+// not pick the expert; weight: of the rows 2t and 2t + 1, which the lane's sums belong to.
+struct Job {
+  int expert, slot;
+  float weight[2];
+};
+
 template <class Picks>
-MEGA_DEVICE float weight_of(const Picks& picks, int row, int expert) {
-  int slot = row < rows ? picks.slot_of(row, expert) : -1;
-  return slot >= 0 ? picks.weight[row][slot] : 0.0f;
+MEGA_DEVICE Job job_of(const Picks& picks, int expert, int live_rows) {
+  int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+  Job job = {expert, g < rows && g < live_rows ? picks.slot_of(g, expert) : -1, {0.0f, 0.0f}};
+  MEGA_UNROLL
+  for (int j = 0; j < 2; ++j) {
+    int row = 2 * t + j;
+    if (row < rows && row < live_rows) job.weight[j] = picks.share(row, picks.slot_of(row, expert));
+  }
+  return job;
 }
 
 // Grid: HIDDEN / 16. act: [rows, TOP_K, INTER]; shared_act: [rows, SHARED_INTER]; logits: [rows, EXPERTS up
@@ -66,16 +78,18 @@ MEGA_KERNEL(moe_down, 32 * warps, MEGA_BLOCKS)
   bool routed = warp < routed_warps;
 
   pdl_launch();
-  if (warp < rows)
-    picks.select(warp, logits + (warp < live_rows ? warp : 0) * Picks::stride,
-                 warp < live_rows && state_index[warp] >= 0);
+  if (warp < Picks::warps) picks.pick(Picks::load(logits, live_rows), live_rows);
+  block_sync();
+  picks.rank(state_index, live_rows);
   block_sync();
   if (warp == 0) list_leaders(picks, leaders);
   block_sync();
   int place = warp / split;  // of a leader, then every TOP_K-th
   bool works = routed ? place < leaders.count : warp < busy_warps;
+  Job job = {-1, g < rows && g < live_rows ? 0 : -1, {1.0f, 1.0f}};
+  if (routed && works) job = job_of(picks, leaders.expert[place], live_rows);
   auto weights = [&] {
-    const bf16* matrix = routed ? w2 + static_cast<i64>(leaders.expert[place]) * hidden * inter : shared_down;
+    const bf16* matrix = routed ? w2 + static_cast<i64>(job.expert) * hidden * inter : shared_down;
     return matrix + (16 * tile + g) * inter + part * run;
   };
   WeightStream<run, MEGA_DEPTH> stream;
@@ -88,23 +102,19 @@ MEGA_KERNEL(moe_down, 32 * warps, MEGA_BLOCKS)
   float scale = live ? load_step_float(shared_scale + m) : 0.0f;
   float total[4] = {};
   while (works) {
-    int expert = routed ? leaders.expert[place] : -1;
-    int slot = !routed ? 0 : g < rows ? picks.slot_of(g, expert) : -1;
-    bool loads = slot >= 0 && g < rows && g < live_rows;
-    const bf16* input =
-        (routed ? act + (g * top_k + slot) * inter : shared_act + g * inter) + part * run + 8 * t;
+    const bf16* rows_in = routed ? act + (g * top_k + job.slot) * inter : shared_act + g * inter;
+    const bf16* input = rows_in + part * run + 8 * t;
     float c[4] = {};
-    stream.multiply(
-        c, [&](int step) { return loads ? load_shared_by_step(input + 32 * step) : make_uint4(0, 0, 0, 0); });
+    stream.multiply(c, [&](int step) {
+      return job.slot >= 0 ? load_shared_by_step(input + 32 * step) : make_uint4(0, 0, 0, 0);
+    });
     MEGA_UNROLL
-    for (int j = 0; j < 2; ++j) {  // columns 2t and 2t + 1 are rows of the step
-      float weight = routed ? weight_of(picks, 2 * t + j, expert) : 1.0f;
-      total[j] += weight * c[j];
-      total[2 + j] += weight * c[2 + j];
-    }
+    for (int j = 0; j < 4; ++j) total[j] += job.weight[j % 2] * c[j];
     place += top_k;
     works = routed && place < leaders.count;
-    if (works) stream.begin(weights(), weights() + 8 * inter);
+    if (!works) break;
+    job = job_of(picks, leaders.expert[place], live_rows);
+    stream.begin(weights(), weights() + 8 * inter);
   }
   sums.put(warp, total);
   block_sync();

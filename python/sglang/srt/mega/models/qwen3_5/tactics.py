@@ -16,6 +16,7 @@ from sglang.srt.mega.models.qwen3_5.shape import GDN_DIM, HEAD_DIM, QWEN35_35B_A
 
 BUCKETS = (1, 2, 4, 8)
 WARPS = 8
+RESIDENT_BLOCKS = 264  # of moe_up: two on each of 132 multiprocessors
 ENTRIES = (
     "stream_entry",
     "gdn_front",
@@ -96,7 +97,9 @@ def launch_config(spec: KernelSpec, shape: Shape, rows: int) -> LaunchConfig:
                 (shape.logit_stride // 16 + shape.shared_inter // 8 + 1, 1, 1), 32 * WARPS, staged
             )
         case "moe_up":
-            return LaunchConfig((shape.inter // 8 * shape.top_k * rows, 1, 1), 32 * WARPS, staged)
+            tiles = shape.inter // 8 * shape.top_k * rows
+            turns = -(-tiles // RESIDENT_BLOCKS)
+            return LaunchConfig((-(-tiles // turns), 1, 1), 32 * WARPS, staged)
         case "moe_down":
             warps = (shape.top_k + 1) * int(chosen["SPLIT"])
             return LaunchConfig((tiles, 1, 1), 32 * max(WARPS, warps))
