@@ -4,17 +4,23 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+from pathlib import Path
 
-from sglang_fork import memory, preset
+from sglang_fork import env, memory, preset
 from sglang_fork.errors import ForkError
+from sglang_fork.resolve import SLOTS
 from sglang_fork.suggest import near
 
+PROBE = Path(__file__).parents[1] / "launch" / "plan_probe.py"
 HELP = "show what a preset is: model, hardware, memory, flags and where they come from"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("preset", metavar="PRESET")
     parser.add_argument("--on", metavar="MACHINE", help="its variant for another machine")
+    parser.add_argument("--plan", action="store_true", help="the megakernel's plan too (needs a build)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,8 +28,31 @@ def run(args: argparse.Namespace) -> int:
     if name is None:
         raise ForkError(f"unknown preset {args.preset}", near(args.preset, preset.names()))
     chosen = preset.load(name)
-    print("\n".join(describe(chosen.on(args.on) if args.on else chosen)))
+    chosen = chosen.on(args.on) if args.on else chosen
+    print("\n".join(describe(chosen)))
+    if args.plan:
+        print(f"\nmegakernel plan:\n{plan(chosen)}")
     return 0
+
+
+def plan(p: preset.Preset) -> str:
+    """Which rows of each slot run a kernel, with the slot list that the preset or the shell names."""
+    profile = env.built_profile()
+    python = env.venv_python(profile)
+    slots = os.environ.get("SLOTS", p.megakernel.slots)
+    listed = {} if slots is None else {SLOTS: slots}
+    done = subprocess.run(
+        [str(python), str(PROBE), p.architecture],
+        env={**os.environ, **env.process_env(profile or "cpu"), **listed},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ForkError(f"no plan for {p.name}: {reason}")
+    return done.stdout.strip()
 
 
 def describe(p: preset.Preset) -> list[str]:
