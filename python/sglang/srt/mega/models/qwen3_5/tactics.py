@@ -128,6 +128,10 @@ def _constants(entry: str, shape: Shape, bucket: int) -> dict[str, int | float]:
         case "stream_entry":
             return hidden
         case "gdn_front":
+            if (
+                shape.hidden <= 2048 and bucket == 1
+            ):  # many short tiles: a third block helps; wider ones spill
+                front |= _flight(shape.hidden // WARPS, 4, 3)
             return {**front, **epsilon, "QKV": shape.qkv, "Z": shape.gdn_inner, "HEADS_V": shape.value_heads}
         case "gdn_step":
             return {
