@@ -33,6 +33,8 @@ class Part:
     arch: int
     offset: int
     size: int
+    container: int
+    """Where the part's container lies: the code of one translation unit for several architectures."""
 
 
 def parts(elf: Elf) -> Iterator[Part]:
@@ -53,24 +55,34 @@ def architectures(elf: Elf) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(machine), frozenset(ptx)
 
 
-def prune(path: Path, keep: int) -> tuple[int, int]:
-    """Zero the GPU code of every architecture but ``keep`` in place; return the bytes kept and zeroed.
+def fits(code: int, arch: int) -> bool:
+    """Whether machine code of ``code`` runs on a GPU of ``arch``: same major, and not a later minor."""
+    return code // 10 == arch // 10 and code <= arch
 
-    The file keeps its size and its layout, so nothing that points into it moves; zeros compress to nothing. A
-    library without machine code for ``keep`` is left as it is (then its PTX may be all that runs there).
+
+def prune(path: Path, arch: int) -> tuple[int, int]:
+    """Zero the GPU code that a GPU of ``arch`` never loads, in place; return the bytes kept and zeroed.
+
+    Decided container by container, as the loader does: where one holds machine code that fits, all its
+    other code goes; where it holds none, PTX of the same or an earlier architecture is what would be
+    compiled at load, so that stays. The file keeps its size and layout, so nothing that points into it
+    moves; zeros compress to nothing.
     """
-    found = list(parts(Elf(path)))
-    if not any(part.kind == MACHINE_CODE and part.arch == keep for part in found):
-        return sum(part.size for part in found), 0
+    groups: dict[int, list[Part]] = {}
+    for part in parts(Elf(path)):
+        groups.setdefault(part.container, []).append(part)
     kept = zeroed = 0
     with path.open("r+b") as file:
-        for part in found:
-            if part.kind == MACHINE_CODE and part.arch == keep:
-                kept += part.size
-                continue
-            file.seek(part.offset)
-            file.write(bytes(part.size))
-            zeroed += part.size
+        for group in groups.values():
+            native = [part for part in group if part.kind == MACHINE_CODE and fits(part.arch, arch)]
+            keep = native or [part for part in group if part.kind == PTX and part.arch <= arch]
+            for part in group:
+                if part in keep:
+                    kept += part.size
+                else:
+                    file.seek(part.offset)
+                    file.write(bytes(part.size))
+                    zeroed += part.size
     return kept, zeroed
 
 
@@ -87,6 +99,6 @@ def _parts(content: memoryview, base: int) -> Iterator[Part]:
             if part_header == 0:
                 break
             (arch,) = struct.unpack_from("<I", content, part + _ARCH_AT)
-            yield Part(kind, arch, base + part + part_header, size)
+            yield Part(kind, arch, base + part + part_header, size, base + at)
             part += part_header + size
         at = (stop + 7) // 8 * 8

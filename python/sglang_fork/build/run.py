@@ -92,7 +92,7 @@ def build(options: Options, out: Progress | None = None) -> Stamp:
         with progress.step(_environment_title(options, after)):
             _install(uv, fork, options, after)
         with progress.step("compiler links and stub libraries"):
-            _native_extras(profile)
+            native_extras(profile)
         with progress.step("dependency check"):
             environment.check(uv, profile)
         write_stamp(after)
@@ -206,7 +206,7 @@ def _install(uv: Path, fork: Path, options: Options, stamp: Stamp) -> None:
     environment.fill(uv, stamp.profile, what, anew, options.skip_torch)
 
 
-def _native_extras(profile: str) -> None:
+def native_extras(profile: str) -> None:
     """The stub libraries of a cpu environment, and the ``CUDA_HOME`` of either."""
     venv = venv_dir(profile)
     packages = site_packages(venv)

@@ -88,3 +88,21 @@ def _pip(args: list[str], what: str) -> str:
             code=1,
         )
     return done.stdout
+
+
+def download_locked(platform: Platform, requirements: Path, folder: Path) -> None:
+    """Download the wheels of a requirements file with hashes into ``folder``, for a platform that may not be
+    this one.
+    """
+    glibc = [f"manylinux_2_{minor}_{platform.machine}" for minor in range(34, 4, -1)]
+    older = [
+        f"{name}_{platform.machine}" for name in ("manylinux2014", "manylinux2010", "manylinux1", "linux")
+    ]
+    tags = [f"--platform={tag}" for tag in (*glibc, *older)]
+    tags += [f"--abi={abi}" for abi in (platform.python, "abi3", "none")]
+    selection = ["--no-deps", "--only-binary=:all:", f"--python-version={platform.python_version}"]
+    _pip(
+        ["download", "--quiet", *selection, "--implementation=cp", *tags, "--require-hashes",
+         f"--dest={folder}", "--requirement", str(requirements)],
+        f"the wheels for {platform.python} on {platform.machine}",
+    )  # fmt: skip

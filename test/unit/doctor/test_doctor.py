@@ -206,10 +206,11 @@ def test_two_cuda_runtimes(machine: Callable[..., Fake]) -> None:
 
 
 def fatbin_library(folder: Path, *archs: int) -> Path:
-    """A library whose .nv_fatbin section holds machine code of ``archs``, as nvcc lays it out."""
+    """A library with one container of machine code of ``archs`` (negative: PTX), as nvcc lays it out."""
     body = b""
     for arch in archs:
-        header = struct.pack("<HHIQ12sI32s", fatbin.MACHINE_CODE, 0x101, 64, 16, b"", arch, b"")
+        kind, arch = (fatbin.MACHINE_CODE, arch) if arch > 0 else (fatbin.PTX, -arch)
+        header = struct.pack("<HHIQ12sI32s", kind, 0x101, 64, 16, b"", arch, b"")
         body += header + bytes([arch]) * 16
     blob = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
     folder.mkdir(parents=True, exist_ok=True)
@@ -242,7 +243,25 @@ def test_pruning_keeps_one_architecture_and_the_layout(tmp_path: Path) -> None:
     assert len(after) == len(before)
     assert bytes([90]) * 16 in after and bytes([80]) * 16 not in after and bytes([100]) * 16 not in after
     assert fatbin.architectures(Elf(path))[0] == {80, 90, 100}, "the headers stay"
-    assert fatbin.prune(path, 75) == (48, 0) and path.read_bytes() == after, "never prune to nothing"
+
+
+@pytest.mark.parametrize(
+    ("archs", "target", "kept"),
+    [
+        ((80, 86, 90), 89, {80, 86}),  # the same major, not later
+        ((100, 103), 103, {100, 103}),
+        ((120, 100), 121, {120}),
+        ((80, -80), 90, {80}),  # PTX alone is compiled at load: it stays, the machine code goes
+        ((80, -90, 90), 90, {90}),  # machine code that fits makes PTX superfluous
+        ((100,), 90, set()),
+    ],
+)
+def test_what_pruning_keeps(tmp_path: Path, archs: tuple[int, ...], target: int, kept: set[int]) -> None:
+    path = fatbin_library(tmp_path, *archs)
+    fatbin.prune(path, target)
+    content = path.read_bytes()
+    left = {part.arch for part in fatbin.parts(Elf(path)) if any(content[part.offset : part.offset + 16])}
+    assert left == kept
 
 
 def test_libraries_of_another_machine_or_a_newer_c_library(
