@@ -82,12 +82,16 @@ MEGA_KERNEL(moe_down, 32 * warps, MEGA_BLOCKS)
   block_sync();
   picks.rank(state_index, live_rows);
   block_sync();
-  if (warp == 0) list_leaders(picks, leaders);
-  block_sync();
+  if constexpr (rows > 1) {
+    if (warp == 0) list_leaders(picks, leaders);
+    block_sync();
+  }
+  int count = rows > 1 ? leaders.count : picks.expert[0][0] < 0 ? 0 : top_k;  // one row's picks all lead
+  auto leader = [&](int index) { return rows > 1 ? leaders.expert[index] : picks.expert[0][index]; };
   int place = warp / split;  // of a leader, then every TOP_K-th
-  bool works = routed ? place < leaders.count : warp < busy_warps;
+  bool works = routed ? place < count : warp < busy_warps;
   Job job = {-1, g < rows && g < live_rows ? 0 : -1, {1.0f, 1.0f}};
-  if (routed && works) job = job_of(picks, leaders.expert[place], live_rows);
+  if (routed && works) job = job_of(picks, leader(place), live_rows);
   auto weights = [&] {
     const bf16* matrix = routed ? w2 + static_cast<i64>(job.expert) * hidden * inter : shared_down;
     return matrix + (16 * tile + g) * inter + part * run;
@@ -111,9 +115,9 @@ MEGA_KERNEL(moe_down, 32 * warps, MEGA_BLOCKS)
     MEGA_UNROLL
     for (int j = 0; j < 4; ++j) total[j] += job.weight[j % 2] * c[j];
     place += top_k;
-    works = routed && place < leaders.count;
+    works = routed && place < count;
     if (!works) break;
-    job = job_of(picks, leaders.expert[place], live_rows);
+    job = job_of(picks, leader(place), live_rows);
     stream.begin(weights(), weights() + 8 * inter);
   }
   sums.put(warp, total);
