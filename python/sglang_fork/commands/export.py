@@ -34,9 +34,7 @@ def run(args: argparse.Namespace) -> int:
         raise ForkError("give one of --from and --git")
     if args.git:
         files = export_git(args.git)
-        print(
-            f"export: {len(files)} mails; in upstream's clone: git am --3way --keep-cr {args.git}/*.patch"
-        )
+        print(f"export: {len(files)} mails; in upstream's clone: git am --3way --keep-cr {args.git}/*.patch")
         return 0
     done = import_commits(args.source) if args.source else export_tree()
     for verb, names in (("wrote", done.written), ("removed", done.removed), ("brought back", done.overlay)):

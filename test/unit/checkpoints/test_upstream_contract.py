@@ -29,8 +29,9 @@ def test_engram_table_holds_upstreams_primes() -> None:
 
 
 def test_engram_vocabulary_is_the_tokenizers(made: Path) -> None:
-    from sglang.srt.layers.engram import build_compressed_token_map
     from transformers import PreTrainedTokenizerFast
+
+    from sglang.srt.layers.engram import build_compressed_token_map
 
     tokens = PreTrainedTokenizerFast(tokenizer_file=str(made / "tokenizer.json"))
     assert build_compressed_token_map(tokens)[1] == deepseek_v41.ENGRAM_VOCABULARY

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from sglang.srt.layers.quantization.base_config import LinearMethodBase
 
 E4M3_MAX = 448.0
@@ -130,7 +131,8 @@ def holds_fp8(lm_head: torch.nn.Module) -> bool:
     method = type(getattr(lm_head, "quant_method", None)).__name__
     if method in UNQUANTIZED_METHODS and getattr(weight, "dtype", None) == torch.float8_e4m3fn:
         raise ValueError(
-            "this head's weight is FP8 without its channel scales: a draft with a token map of its own cannot take "
+            "this head's weight is FP8 without its channel scales: a draft with a token map of its "
+            "own cannot take "
             "over a post-quantized lm_head; leave lm_head out of SGLANG_FP8_POST_QUANT"
         )
     return False

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from sglang.srt.layers.quantization.base_config import LinearMethodBase
 
 from sglang.srt.layers.quantization import nvfp4_numerics
+from sglang.srt.layers.quantization.base_config import LinearMethodBase
 
 
 class MarlinPostQuantLinearMethod(LinearMethodBase):

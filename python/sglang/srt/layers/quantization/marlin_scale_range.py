@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep NVFP4 block scales inside the range that Marlin's BF16 kernels read.
 
-Marlin stores a block scale ``s`` as the top byte of FP16 ``s * 2**7`` (S0E5M3) and widens it to BF16 by moving the
-exponent's top bit apart from its other four. That is the value only while the top bit is set, that is from
-``s = 2**-6`` up: E4M3 scales below it (down to 2**-9) are read as about 2**-120 and their blocks become zero. A
-checkpoint whose scales are small throughout loses everything; so each tensor is shifted, by a power of two and
-therefore exactly, until its largest scale is near E4M3's 448, and its global scale is shifted back.
+Marlin stores a block scale ``s`` as the top byte of FP16 ``s * 2**7`` (S0E5M3) and widens it to BF16 by
+moving the exponent's top bit apart from its other four. That is the value only while the top bit is set, that
+is from ``s = 2**-6`` up: E4M3 scales below it (down to 2**-9) are read as about 2**-120 and their blocks
+become zero. A checkpoint whose scales are small throughout loses everything; so each tensor is shifted, by a
+power of two and therefore exactly, until its largest scale is near E4M3's 448, and its global scale is
+shifted back.
 """
 
 from __future__ import annotations

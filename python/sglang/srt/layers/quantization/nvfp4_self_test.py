@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from sglang.srt.arg_groups import nvfp4_capability
 from sglang.srt.environ import envs
-
 from sglang.srt.layers.moe import marlin_activation
 from sglang.srt.layers.quantization import nvfp4_numerics
 
@@ -47,7 +47,9 @@ class Nvfp4SelfTestError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Weight:
-    """Rows of one NVFP4 matrix as in the checkpoint: codes ``[N, K/2]``, scales ``[N, K/16]``, global ``[N]``."""
+    """Rows of one NVFP4 matrix as in the checkpoint: codes ``[N, K/2]``, scales ``[N, K/16]``, global
+    ``[N]``.
+    """
 
     packed: torch.Tensor
     block_scale: torch.Tensor

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from sglang.srt.environ import envs
 
+from sglang.srt.environ import envs
 from sglang.srt.layers.quantization.fp8_post_quant import UNQUANTIZED_METHODS, Fp8Quantizer
 
 logger = logging.getLogger(__name__)

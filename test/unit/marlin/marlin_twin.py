@@ -7,8 +7,8 @@ imports nothing of SGLang. ``python -m`` scripts on a GPU hold it against the ke
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import contextlib
 import inspect
@@ -138,11 +138,11 @@ def fused_moe(
 def installed(patch):
     """Put the twins where SGLang calls the kernels; ``patch`` is pytest's MonkeyPatch.
 
-    The layout code is SGLang's own, padding and bias included: only the repack kernel, the GEMM, the MoE and the
-    workspace are twins. The dense operator, registered for CUDA alone, is offered for the CPU meanwhile.
+    The layout code is SGLang's own, padding and bias included: only the repack kernel, the GEMM, the MoE and
+    the workspace are twins. The dense operator, registered for CUDA alone, is offered for the CPU meanwhile.
     """
-    from sglang.srt.layers.moe.fused_moe_triton import fused_marlin_moe
     from sglang.srt.layers.moe import marlin_activation
+    from sglang.srt.layers.moe.fused_moe_triton import fused_marlin_moe
     from sglang.srt.layers.quantization import marlin_utils, marlin_utils_fp4
 
     def moe(hidden_states, w1, w2, **kwargs):

@@ -4,9 +4,9 @@
     PYTHONPATH=<patched tree> python gpu_bench.py [--out results.jsonl]
 
 Every call reads weights that are not in L2: a CUDA graph runs through enough copies of the layer (or enough
-different expert choices) to pass 4 times L2. A number is the median of ``REPLAYS`` replays divided by the calls in
-the graph. ``of_copy`` is the rate of weight bytes (codes, scales, for MoE those of the experts touched) over
-the rate of a device-to-device copy, read plus written, in the same run.
+different expert choices) to pass 4 times L2. A number is the median of ``REPLAYS`` replays divided by the
+calls in the graph. ``of_copy`` is the rate of weight bytes (codes, scales, for MoE those of the experts
+touched) over the rate of a device-to-device copy, read plus written, in the same run.
 """
 
 from __future__ import annotations

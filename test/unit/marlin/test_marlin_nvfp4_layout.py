@@ -20,7 +20,9 @@ BF16, FP16 = torch.bfloat16, torch.float16
 
 
 def checkpoint(rows, columns, seed=0, scale_codes=None, global_scale=2.0**-12):
-    """Random codes of every value, and block scales: random E4M3 codes from ``scale_codes`` (default: all)."""
+    """Random codes of every value, and block scales: random E4M3 codes from ``scale_codes`` (default:
+    all).
+    """
     generator = torch.Generator().manual_seed(seed)
     packed = torch.randint(0, 256, (rows, columns // 2), generator=generator, dtype=torch.uint8)
     codes = torch.arange(0x7F, dtype=torch.uint8) if scale_codes is None else torch.as_tensor(scale_codes)
