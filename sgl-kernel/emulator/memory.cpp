@@ -13,6 +13,15 @@ namespace emulator {
 namespace {
 constexpr size_t kSharedLimit = 232448;
 constexpr size_t kSharedGuard = 256;
+
+// ThreadSanitizer intercepts memset and would take the fill for an access of the running thread.
+void fill(unsigned char* begin, size_t bytes) {
+#if defined(EMULATOR_TSAN)
+  for (volatile unsigned char* p = begin; p < begin + bytes; ++p) *p = 0xff;
+#else
+  std::memset(begin, 0xff, bytes);
+#endif
+}
 }  // namespace
 
 void* shared_static(const void* site, size_t bytes, size_t alignment) {
@@ -28,7 +37,7 @@ void* shared_static(const void* site, size_t bytes, size_t alignment) {
   }
   block.shared_used = offset + bytes;
   block.statics.emplace_back(site, offset);
-  std::memset(block.shared + offset, 0xff, bytes + kSharedGuard);
+  fill(block.shared + offset, bytes + kSharedGuard);
   return block.shared + offset;
 }
 

@@ -24,7 +24,8 @@
 using namespace mega;
 
 // Thread i converts the fp32 whose bits are first + i * step.
-MEGA_KERNEL(convert_floats, 256, 1)(u32 first, u32 step, u8* e4m3, u8* e5m2, u16* bf16_bits, u16* f16_bits, u8* e2m1) {
+MEGA_KERNEL(convert_floats, 256, 1)(u32 first, u32 step, u8* e4m3, u8* e5m2, u16* bf16_bits, u16* f16_bits,
+                                    u8* e2m1) {
   u32 i = blockIdx.x * 256 + threadIdx.x;
   float x = BITS_FLOAT(first + i * step);
   e4m3[i] = CONVERT_E4M3(x);
