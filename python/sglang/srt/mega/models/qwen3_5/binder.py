@@ -101,6 +101,10 @@ class Binder:
         """Why ``slot`` has no kernel for these weights, or None."""
         if self.refusal is not None:
             return self.refusal
+        if slot == "attention" and self.mrope:
+            rotary = next(layer.rotary_emb for layer in self.backbone.layers if mixer_slot(layer) == slot)
+            if getattr(rotary, "axis_map", None) is None:
+                return "positions have three axes and the rotary embedding has no map of them"
         if slot == "gdn" and self.backbone.config.mamba2_cache_params.dtype.conv != torch.bfloat16:
             return "the convolution state is not BF16"
         for layer in self.backbone.layers:

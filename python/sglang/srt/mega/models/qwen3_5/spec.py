@@ -43,6 +43,10 @@ def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
         reasons.append("the weights are quantised; the kernels of this spec read BF16")
     if cfg.enable_linear_replayssm or cfg.enable_linear_replayssm_spec:
         reasons.append("ReplaySSM is on; the GatedDeltaNet kernel updates the state itself")
+    if cfg.kv_cache_dtype not in ("auto", "bf16", "bfloat16"):
+        reasons.append(f"--kv-cache-dtype {cfg.kv_cache_dtype}: the attention kernel reads a BF16 cache")
+    if cfg.enable_unified_memory or cfg.enable_page_major_kv_layout:
+        reasons.append("unified memory or the page-major KV layout: the kernels read plain pools")
     if envs.SGLANG_MEGAKERNEL_PARITY.get() and cfg.cuda_graph_config.decode.backend != "disabled":
         reasons.append(
             "SGLANG_MEGAKERNEL_PARITY compares eager steps; pass --cuda-graph-backend-decode disabled"
