@@ -104,3 +104,15 @@ def test_the_loader_wraps_each_layers_processing():
         and "process_weights_after_loading" in ast.unparse(n)
     ]
     assert len(wrapped) == 1
+
+
+@pytest.mark.parametrize("size", [3, 512, 1001, 248320])
+def test_the_rows_that_are_compared_lie_in_the_weight_in_the_loaders_default_dtype(size):
+    """Models load with BF16 as torch's default dtype, in which 511 is 512."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        rows = nvfp4_self_test._spread(size, nvfp4_self_test.MAX_REFERENCE_ROWS)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert rows.dtype == torch.int64 and len(rows.unique()) == min(size, nvfp4_self_test.MAX_REFERENCE_ROWS)
+    assert (int(rows[0]), int(rows[-1])) == (0, size - 1)

@@ -127,9 +127,18 @@ def _refuse_bad_scales(name: str, block_scale: torch.Tensor) -> None:
         )
 
 
+def _spread(size: int, count: int) -> torch.Tensor:
+    """``min(size, count)`` distinct indices over ``range(size)``, ascending, the ends included.
+
+    Whole numbers only: the loader's default dtype is the model's, and BF16 has no 511.
+    """
+    picks = min(size, count)
+    return torch.arange(picks) * (size - 1) // max(picks - 1, 1)
+
+
 def _random(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(rows * 7919 + columns)
-    return torch.randn(rows, columns, generator=generator).to(device=device, dtype=dtype)
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float32).to(device=device, dtype=dtype)
 
 
 def _relative_error(got: torch.Tensor, want: torch.Tensor) -> tuple[float, bool] | None:
@@ -165,7 +174,7 @@ class _DenseProbe(_Probe):
     def capture(self) -> None:
         rows = self.source.packed.shape[0]
         device = self.source.packed.device
-        self.rows = torch.linspace(0, rows - 1, min(rows, MAX_REFERENCE_ROWS), device=device).long()
+        self.rows = _spread(rows, MAX_REFERENCE_ROWS).to(device)
         self.weight = self.source.pick(self.rows)
         del self.source
 
@@ -210,7 +219,7 @@ class _MoeProbe(_Probe):
         if self.must_run:  # the experts whose gate and up disagree the most
             ids = self.spread.topk(self.top_k).indices.sort().values
         else:
-            ids = torch.linspace(0, self.experts - 1, self.top_k).long()
+            ids = _spread(self.experts, self.top_k)
         self.ids = ids.to(self.device)
         self.w13, self.w2 = self._pick("w13"), self._pick("w2")
         del self.tensors
@@ -224,7 +233,9 @@ class _MoeProbe(_Probe):
 
     def _route(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(rows)
-        weights = torch.softmax(torch.randn(rows, self.top_k, generator=generator), dim=-1)
+        weights = torch.softmax(
+            torch.randn(rows, self.top_k, generator=generator, dtype=torch.float32), dim=-1
+        )
         return weights.to(self.device), self.ids.to(torch.int32).repeat(rows, 1)
 
     def _apply(
@@ -235,7 +246,7 @@ class _MoeProbe(_Probe):
 
         x = _random(rows, self.hidden, _activation_dtype(layer), self.device)
         weights, ids = self._route(rows)
-        logits = torch.zeros(rows, self.experts, device=self.device)
+        logits = torch.zeros(rows, self.experts, device=self.device, dtype=torch.float32)
         dispatched = StandardDispatchOutput(x.clone(), None, StandardTopKOutput(weights, ids, logits))
         return x, weights, method.apply(layer, dispatched).hidden_states
 
