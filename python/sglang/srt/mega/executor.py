@@ -5,11 +5,8 @@ steps.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
-
-import msgspec
 
 from sglang.kernels.plugin_kernels.nvidia.spec import Step
 from sglang.srt.mega.parity import ParityRunner, Written
@@ -17,8 +14,6 @@ from sglang.srt.mega.plan import Plan
 from sglang.srt.mega.slots import Slot
 from sglang.srt.mega.step import ActiveStep, Kernel, activate, run_kernel
 from sglang.srt.mega.view import view_of
-
-logger = logging.getLogger(__name__)
 
 DECODE, VERIFY = "decode", "target_verify"
 
@@ -48,14 +43,12 @@ class Executor:
         modes: frozenset[str],
         written: Callable[[str, Any, Any], Written] = lambda slot, layer, view: {},
         parity_rank: int | None = None,
-        extra_bytes: int = 0,
     ) -> None:
         self.name = name
         self.slots = slots
         self.step_plan = plan
         self.widths = plan.widths
         self.modes = modes
-        self.extra_bytes = extra_bytes
         self.kernels_by_width = {
             rows: {key: k for key, k in kernels.items() if key[0] in plan.kernels(rows)}
             for rows in plan.widths
@@ -92,28 +85,6 @@ class Executor:
         if self.parity is None:
             return covered(*args, **kwargs)
         return self.parity.compare_step(active, covered, original, args, kwargs)
-
-
-class Extra(msgspec.Struct, frozen=True):
-    """Derived weight copies of a slot, in bytes a rank, and what they hold."""
-
-    slot: str
-    bytes: int
-    what: str
-
-
-def log_extra_memory(extras: list[Extra], kv_bytes_per_token: int) -> int:
-    """Log each derived copy with the KV tokens it costs; returns the bytes in all."""
-    for extra in extras:
-        tokens = extra.bytes // kv_bytes_per_token if kv_bytes_per_token else 0
-        logger.info(
-            "megakernel slot %s: %s takes %.1f MiB, %d KV tokens",
-            extra.slot,
-            extra.what,
-            extra.bytes / 2**20,
-            tokens,
-        )
-    return sum(extra.bytes for extra in extras)
 
 
 def _names(plan: Plan, rows: int) -> str:
