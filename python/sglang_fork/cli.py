@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import pkgutil
 import sys
@@ -12,7 +13,10 @@ from typing import NoReturn
 
 from sglang_fork import commands, preset
 from sglang_fork.errors import ForkError
+from sglang_fork.paths import ROOT, state_dir
 from sglang_fork.suggest import near
+
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 def command_names() -> list[str]:
@@ -78,7 +82,7 @@ def run_preset(name: str, argv: list[str]) -> int:
 
 
 def print_help() -> int:
-    print("usage: ./sglang.sh COMMAND [ARGUMENTS]\n\ncommands:")
+    print("usage: ./sglang.sh COMMAND [ARGUMENTS] | --version\n\ncommands:")
     for name in command_names():
         print(f"  {name:16} {load_command(name).HELP}")
     print("\nor ./sglang.sh PRESET [--dry-run] [--tiny] [--on MACHINE] [-- SERVER ARGUMENTS] with one of:")
@@ -87,9 +91,24 @@ def print_help() -> int:
     return 0
 
 
+def print_version() -> int:
+    """The fork's version, and what each built profile holds."""
+    from sglang_fork.build.stamp import read_stamp
+    from sglang_fork.env import PROFILES
+    from sglang_fork.stack.series import read_series
+
+    series = read_series(ROOT / "patches")
+    print(f"sglang-mega {series.version}+mega.{len(series.names)}")
+    for stamp in filter(None, map(read_stamp, PROFILES)):
+        print(f"built: profile {stamp.profile}, sglang {stamp.fork}, {stamp.python} on {stamp.machine}")
+    return 0
+
+
 def dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("help", "-h", "--help"):
         return print_help()
+    if argv[0] == "--version":
+        return print_version()
     name, rest = argv[0], argv[1:]
     if name in command_names():
         return run_command(name, rest)
@@ -109,3 +128,9 @@ def main(argv: list[str]) -> int:
         return 130
     except BrokenPipeError:
         return 141
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        hint = f"make room in {state_dir()} (./sglang.sh clean), or name another folder in SGLANG_FORK_HOME"
+        print(f"sglang.sh: {error}\n  {hint}", file=sys.stderr)
+        return 1

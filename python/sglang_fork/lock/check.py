@@ -49,7 +49,7 @@ def check_lock(metadata: Metadata, folder: Path = FOLDER) -> list[str]:
     """What is wrong with ``folder``'s runtime lock for a base with this metadata; empty when it is right."""
     text = read_lock(folder / RUNTIME)
     pins = parse_lock(text)
-    problems = _header_problems(header(text), runtime_header(metadata))
+    problems = _header_problems(header(text), runtime_header(metadata, folder))
     if "://" in text or "--index" in text or "--find-links" in text:
         problems.append("holds an index address")
     problems += [f"{pin.name}=={pin.version} has no hash" for pin in pins if not pin.hashes]

@@ -26,25 +26,25 @@ _EVERYWHERE = (
 _ABOUT = "# CPython 3.11 and 3.12 on Linux x86-64 and aarch64. Made by ./sglang.sh lock; do not edit."
 
 
-def input_digest(name: str) -> str:
+def input_digest(name: str, folder: Path = FOLDER) -> str:
     """SHA-256 of the input file of a lock (``runtime.txt``: ``runtime.in``)."""
-    return hashlib.sha256((FOLDER / name).with_suffix(".in").read_bytes()).hexdigest()
+    return hashlib.sha256((folder / name).with_suffix(".in").read_bytes()).hexdigest()
 
 
-def runtime_header(metadata: Metadata) -> dict[str, str]:
+def runtime_header(metadata: Metadata, folder: Path = FOLDER) -> dict[str, str]:
     """The header by which ``check_lock`` sees that a runtime lock was made for this base and these inputs."""
     return {
         "base": f"sglang=={metadata.version}",
         "requires-dist": metadata.digest(),
-        "inputs": input_digest(RUNTIME),
+        "inputs": input_digest(RUNTIME, folder),
     }
 
 
-def make_locks(uv: Path, metadata: Metadata, out: Path = FOLDER, upgrade: bool = True) -> list[Path]:
-    """Resolve all three locks into ``out`` and return their paths.
+def make_locks(uv: Path, metadata: Metadata, folder: Path = FOLDER, upgrade: bool = True) -> list[Path]:
+    """Resolve the three ``.in`` files of ``folder`` into its locks and return their paths.
 
     ``uv`` is the installer's executable. ``upgrade=False`` keeps the versions of the locks that already
-    lie in ``out`` wherever they still satisfy the requirements. Nothing is written when a resolution fails.
+    lie there wherever they still satisfy the requirements. Nothing is written when a resolution fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
@@ -54,24 +54,23 @@ def make_locks(uv: Path, metadata: Metadata, out: Path = FOLDER, upgrade: bool =
             f"[tool.uv]\nenvironments = [{markers}]\n"
         )
         for name in (RUNTIME, DEV, UV):
-            if not upgrade and (out / name).exists():
-                (work / name).write_bytes((out / name).read_bytes())
-        inputs = (FOLDER / "runtime.in").read_text()
+            if not upgrade and (folder / name).exists():
+                (work / name).write_bytes((folder / name).read_bytes())
+        inputs = (folder / "runtime.in").read_text()
         (work / "runtime.in").write_text(inputs + "\n".join(metadata.requires) + "\n")
         _compile(uv, work, "runtime.in", RUNTIME)
-        (work / "dev.in").write_text((FOLDER / "dev.in").read_text() + f"-c {RUNTIME}\n")
+        (work / "dev.in").write_text((folder / "dev.in").read_text() + f"-c {RUNTIME}\n")
         _compile(uv, work, "dev.in", DEV)
-        (work / "uv.in").write_bytes((FOLDER / "uv.in").read_bytes())
+        (work / "uv.in").write_bytes((folder / "uv.in").read_bytes())
         _compile(uv, work, "uv.in", UV)
         headers = {
-            RUNTIME: runtime_header(metadata),
-            DEV: {"inputs": input_digest(DEV)},
-            UV: {"inputs": input_digest(UV)},
+            RUNTIME: runtime_header(metadata, folder),
+            DEV: {"inputs": input_digest(DEV, folder)},
+            UV: {"inputs": input_digest(UV, folder)},
         }
-        out.mkdir(parents=True, exist_ok=True)
         for name, pairs in headers.items():
-            (out / name).write_text(_finish((work / name).read_text(), pairs))
-    return [out / name for name in headers]
+            (folder / name).write_text(_finish((work / name).read_text(), pairs))
+    return [folder / name for name in headers]
 
 
 def _compile(uv: Path, work: Path, source: str, target: str) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,16 @@ def metadata(upstream: Path) -> Metadata:
     return wheel_metadata(upstream)
 
 
+def inputs(folder: Path) -> Path:
+    """A folder with copies of the locks' input files."""
+    folder.mkdir(exist_ok=True)
+    for path in FOLDER.glob("*.in"):
+        shutil.copy(path, folder)
+    return folder
+
+
 def put(folder: Path, text: str) -> Path:
-    (folder / RUNTIME).write_text(text)
+    (inputs(folder) / RUNTIME).write_text(text)
     return folder
 
 
@@ -128,7 +137,7 @@ def fake_uv(tmp_path: Path) -> Path:
 
 
 def test_making_locks(metadata: Metadata, fake_uv: Path, tmp_path: Path) -> None:
-    paths = make_locks(fake_uv, metadata, tmp_path / "out")
+    paths = make_locks(fake_uv, metadata, inputs(tmp_path / "out"))
     assert [p.name for p in paths] == [RUNTIME, DEV, UV]
     text = paths[0].read_text()
     assert header(text).items() >= runtime_header(metadata).items()
@@ -141,5 +150,14 @@ def test_a_failed_resolution_writes_nothing(
 ) -> None:
     monkeypatch.setenv("FAIL", "1")
     with pytest.raises(ForkError, match=r"could not resolve dev\.txt:\nno solution"):
-        make_locks(fake_uv, metadata, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        make_locks(fake_uv, metadata, inputs(tmp_path / "out"))
+    assert list((tmp_path / "out").glob("*.txt")) == []
+
+
+def test_a_lock_follows_the_inputs_beside_it(metadata: Metadata, fake_uv: Path, tmp_path: Path) -> None:
+    folder = inputs(tmp_path / "out")
+    (folder / "runtime.in").write_text("thing\n")
+    text = make_locks(fake_uv, metadata, folder)[0].read_text()
+    assert header(text)["inputs"] == input_digest(RUNTIME, folder) != input_digest(RUNTIME)
+    (folder / "runtime.in").write_text("other\n")
+    assert any(problem.startswith("inputs: ") for problem in check_lock(metadata, folder))

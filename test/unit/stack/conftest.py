@@ -60,7 +60,10 @@ def build_wheel(folder: Path, version: str, platform: platforms.Platform, files:
         for name, content in files.items():
             archive.writestr(name, content)
         archive.writestr(f"sglang/_core.{platform.python}-{platform.machine}.so", platform.machine)
-        archive.writestr(f"sglang-{version}.dist-info/METADATA", f"Name: sglang\nVersion: {version}\n")
+        info = f"sglang-{version}.dist-info"
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.4\nName: sglang\nVersion: {version}\n")
+        tag = path.stem.split("-", 2)[2]
+        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n")
     return path
 
 

@@ -338,15 +338,17 @@ def test_tests_run_in_the_candidate_with_a_state_folder_of_their_own(
     home = workspace.state_dir()
     monkeypatch.undo()
     monkeypatch.setenv("SGLANG_FORK_HOME", str(home))
+    monkeypatch.setenv("SGLANG_FORK_PROFILE", "cuda")
     script = patched.write(
-        "sglang.sh", '#!/bin/sh\necho "$SGLANG_FORK_HOME $*" >>"$(dirname "$0")/calls"\n[ "$1" = build ]\n'
+        "sglang.sh",
+        '#!/bin/sh\necho "$SGLANG_FORK_HOME $* $SGLANG_FORK_PROFILE" >>"$(dirname "$0")/calls"\nexit 1\n',
     )
     script.chmod(0o755)
     states.folder().mkdir()
     assert candidate.run_tests(patched.root) == [f"./sglang.sh test in {patched.root} ended with 1"]
     home = states.folder() / "home"
     calls = (patched.root / "calls").read_text().splitlines()
-    assert calls == [f"{home} build --profile cpu --dev-tools", f"{home} test"]
+    assert calls == [f"{home} test "]
     assert (home / "wheels").resolve() == wheel.wheels_dir()
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from sglang_fork.errors import ForkError
@@ -16,7 +17,7 @@ from sglang_fork.lock.check import wheel_metadata
 from sglang_fork.paths import state_dir
 from sglang_fork.stack import pip, wheel
 from sglang_fork.stack.export import write_patches
-from sglang_fork.stack.git import Git
+from sglang_fork.stack.git import Git, init
 from sglang_fork.stack.platforms import ALL_PLATFORMS, native_platform
 from sglang_fork.stack.rebase.state import State, folder
 from sglang_fork.stack.series import Series
@@ -74,6 +75,16 @@ def write_base(patches_dir: Path, git: Git, state: State, patches: dict[str, byt
     (patches_dir / wheel.SUMS).write_text(wheel.sums_text(sums))
 
 
+def lock(checkout: Path, version: str) -> None:
+    """``make_lock``, the first time and whenever the lock's input files were edited since."""
+    folder_of_locks = checkout / "python/sglang_fork/lock"
+    inputs = "".join(f"{path.name} {wheel.sha256(path)}\n" for path in sorted(folder_of_locks.glob("*.in")))
+    done = folder() / "locked"
+    if not done.exists() or done.read_text() != inputs:
+        make_lock(checkout, version)
+        done.write_text(inputs)
+
+
 def make_lock(checkout: Path, version: str) -> None:
     """Resolve the new base's lock in ``checkout``, keeping every version that still satisfies."""
     from sglang_fork.build.installer import ensure_uv
@@ -84,20 +95,26 @@ def make_lock(checkout: Path, version: str) -> None:
 
 
 def run_tests(checkout: Path) -> list[str]:
-    """Build the CPU profile of the candidate in a state folder of its own and run its tests; returns
-    failures.
-    """
+    """Run the candidate's tests, which build its CPU profile in a state folder apart; returns failures."""
     home = folder() / "home"
     home.mkdir(exist_ok=True)
     for shared in ("wheels", "tools"):
         if (state_dir() / shared).exists() and not (home / shared).exists():
             (home / shared).symlink_to(state_dir() / shared)
-    env = os.environ | {"SGLANG_FORK_HOME": str(home)}
-    for step in (["build", "--profile", "cpu", "--dev-tools"], ["test"]):
-        done = subprocess.run([str(checkout / "sglang.sh"), *step], env=env)
-        if done.returncode:
-            return [f"./sglang.sh {' '.join(step)} in {checkout} ended with {done.returncode}"]
-    return []
+    env = os.environ | {"SGLANG_FORK_HOME": str(home), "SGLANG_PYTHON": sys.executable}
+    env.pop("SGLANG_FORK_PROFILE", None)
+    track(checkout)
+    done = subprocess.run([str(checkout / "sglang.sh"), "test"], env=env)
+    return [f"./sglang.sh test in {checkout} ended with {done.returncode}"] if done.returncode else []
+
+
+def track(checkout: Path) -> None:
+    """Make the candidate a git checkout whose tracked files are those of the checkout that it is a copy of:
+    some tests read that list.
+    """
+    git = init(checkout)
+    git.run("add", "--all")
+    git.run("commit", "--quiet", "--allow-empty", "-m", "Candidate")
 
 
 def install(checkout: Path) -> list[str]:

@@ -182,9 +182,7 @@ def _gate_and_install(git: Git, state: State, checkout: Path, report: Report, re
     keys = pins.declared(target)
     if repin or not report.pins:
         _sign(git, state, target, keys, report)
-    if not (states.folder() / "locked").exists():
-        candidate.make_lock(target, state.label)
-        (states.folder() / "locked").touch()
+    candidate.lock(target, state.label)
     checked = check.check_stack(target)
     report.faults += [f"{item}: {text}" for item, text in checked.faults]
     if report.faults:
