@@ -2,6 +2,7 @@
 """Post-quantization after loading: the plan, what changes, what it saves, what stays."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,60 @@ def test_a_tied_weight_stays():
     with envs.SGLANG_FP8_POST_QUANT.override("lm_head"):
         (head,) = post_quant.apply(model)
     assert head.layers == 0 and head.skipped == {"the weight is another module's too": 1}
+
+
+class Draft(Model):
+    """A draft as Qwen3.5's: the worker hands it the target's head; its own was never filled."""
+
+    def __init__(self):
+        super().__init__()
+        self.lm_head.weight.data.fill_(float("nan"))
+
+    def set_lm_head_from_target(self, head):
+        self.lm_head = head
+
+
+class Qwen3NextForCausalLMMTP(Model):
+    pass
+
+
+@pytest.mark.parametrize("draft_class", [Draft, Qwen3NextForCausalLMMTP])
+def test_a_draft_leaves_its_own_head_and_takes_the_targets(draft_class, caplog):
+    target, draft = Model(), draft_class()
+    before = draft.lm_head.weight
+    with envs.SGLANG_FP8_POST_QUANT.override("gdn,lm_head"), caplog.at_level("INFO"):
+        post_quant.apply(target)
+        gdn, head = post_quant.apply(draft)
+    assert draft.lm_head.weight is before and head.layers == 0
+    assert head.skipped == {"the draft takes its target's head": 1}
+    assert gdn.layers == 1, "its other layers are its own"
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+    draft.lm_head = target.lm_head
+    x = torch.randn(2, 256).bfloat16()
+    assert torch.equal(fp8.lm_head_logits(draft.lm_head, x), fp8.lm_head_logits(target.lm_head, x))
+
+
+def test_a_draft_with_a_head_of_its_own_has_it_quantized():
+    draft = Draft()
+    draft._owns_lm_head = True
+    draft.lm_head.weight.data.normal_()
+    with envs.SGLANG_FP8_POST_QUANT.override("lm_head"):
+        (head,) = post_quant.apply(draft)
+    assert head.layers == 1 and fp8.holds_fp8(draft.lm_head)
+
+
+def test_upstreams_drafts_that_borrow_a_head_are_known():
+    """Every class that says how it takes the target's head, and the name that Nemotron-H's uses to keep its
+    own.
+    """
+    from sglang.srt.models.nemotron_h_mtp import NemotronHForCausalLMMTP
+    from sglang.srt.models.qwen3_5_mtp import Qwen3_5ForCausalLMMTP
+
+    for draft in (Qwen3_5ForCausalLMMTP, NemotronHForCausalLMMTP):
+        assert post_quant.takes_targets_head(draft.__new__(draft))
+    source = Path(sys.modules[NemotronHForCausalLMMTP.__module__].__file__).read_text()
+    assert "self._owns_lm_head = bool(" in source
+    assert not post_quant.takes_targets_head(Model())
 
 
 def test_channel_scales_hold_at_the_clamp_and_for_zero_and_tiny_rows():

@@ -59,6 +59,17 @@ def test_what_the_kernels_cannot_read_is_named(changes, why):
     assert why in reason
 
 
+def test_layers_that_are_quantised_after_loading_are_named_and_a_bare_head_is_not():
+    nvfp4, fp8 = envs.SGLANG_NVFP4_POST_QUANT, envs.SGLANG_FP8_POST_QUANT
+    with nvfp4.override("gdn"), fp8.override("attention,lm_head"):
+        (reason,) = reasons()
+    assert reason.startswith("attention, gdn: post-quantised") and "SGLANG_NVFP4_POST_QUANT" in reason
+    with fp8.override("lm_head"):
+        assert reasons() == []
+    with fp8.override("gnd"):
+        assert "no group 'gnd'" in reasons()[0]
+
+
 def test_a_bad_slot_list_and_parity_under_graphs_are_named():
     with envs.SGLANG_NVIDIA_MEGAKERNEL_SLOTS.override("gnd"):
         assert "near: gdn" in reasons()[0]

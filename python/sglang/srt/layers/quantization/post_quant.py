@@ -6,7 +6,8 @@ Two opt-in lists, comma separated, each of group names of :data:`GROUPS`:
 * ``SGLANG_NVFP4_POST_QUANT``: weight-only NVFP4 through Marlin (a quarter of the weight bytes);
 * ``SGLANG_FP8_POST_QUANT``: per-channel E4M3 weights, per-token activations (half of them).
 
-Only layers that the checkpoint left unquantized change. Both lists apply to the target and to a draft model.
+Only layers that the checkpoint left unquantized change. Both lists apply to the target and to a draft model;
+a draft that will take over its target's lm_head keeps its own as it is: no checkpoint filled it.
 What each group saved, and the error that it brought, is logged at load.
 """
 
@@ -144,6 +145,16 @@ def _shared_weights(model: torch.nn.Module) -> set[int]:
     return shared
 
 
+def takes_targets_head(model: torch.nn.Module) -> bool:
+    """Whether this is a draft whose lm_head the speculative worker replaces by the target's.
+
+    Nemotron-H's draft may bring a head of its own and says so (``_owns_lm_head``).
+    """
+    if getattr(model, "_owns_lm_head", False):
+        return False
+    return hasattr(model, "set_lm_head_from_target") or bool(re.search("MTP$|NextN$", type(model).__name__))
+
+
 def apply(model: torch.nn.Module) -> list[Report]:
     """Post-quantize a loaded model as the environment asks; returns and logs one report a group.
 
@@ -157,19 +168,23 @@ def apply(model: torch.nn.Module) -> list[Report]:
     reports = {group: Report(group, target) for group, target in plan.targets.items()}
     shared = _shared_weights(model)
     fp32_head = any(getattr(module, "use_fp32_lm_head", False) for module in model.modules())
+    draft = takes_targets_head(model)
     for name, layer in list(model.named_modules()):
         found = plan.target_of(name)
         if found is None or not _is_unquantized(layer):
             continue
         group, target = found
         reason = None
-        if layer.weight.data_ptr() in shared:
+        if group == "lm_head" and draft:
+            reason = "the draft takes its target's head"
+        elif layer.weight.data_ptr() in shared:
             reason = "the weight is another module's too"
         elif group == "lm_head" and fp32_head:
             reason = "the head computes in FP32"
         _one(layer, quantizers[target], reports[group], reason)
     for report in reports.values():
-        logger.log(logging.INFO if report.layers else logging.WARNING, "%s", report.line())
+        expected = report.layers or draft  # a draft has few of the groups
+        logger.log(logging.INFO if expected else logging.WARNING, "%s", report.line())
     return list(reports.values())
 
 

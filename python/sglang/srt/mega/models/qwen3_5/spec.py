@@ -15,6 +15,7 @@ from sglang.kernels.plugin_kernels.nvidia.spec import (
     Requirements,
 )
 from sglang.srt.environ import envs
+from sglang.srt.layers.quantization import post_quant
 from sglang.srt.mega import host
 from sglang.srt.mega.executor import DECODE, Executor
 from sglang.srt.mega.models.qwen3_5 import binder, buffers
@@ -41,6 +42,7 @@ def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
         reasons.append(str(error))
     if cfg.quantization or getattr(hf_config, "quantization_config", None):
         reasons.append("the weights are quantised; the kernels of this spec read BF16")
+    reasons += post_quant_reasons()
     if cfg.enable_linear_replayssm or cfg.enable_linear_replayssm_spec:
         reasons.append("ReplaySSM is on; the GatedDeltaNet kernel updates the state itself")
     if cfg.kv_cache_dtype not in ("auto", "bf16", "bfloat16"):
@@ -52,6 +54,20 @@ def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
             "SGLANG_MEGAKERNEL_PARITY compares eager steps; pass --cuda-graph-backend-decode disabled"
         )
     return reasons
+
+
+def post_quant_reasons() -> list[str]:
+    """Post-quantization of layers that the covered step reads; its lm_head lies outside."""
+    try:
+        groups = sorted(set(post_quant.current_plan().targets) - {"lm_head"})
+    except ValueError as error:
+        return [str(error)]
+    if not groups:
+        return []
+    return [
+        f"{', '.join(groups)}: post-quantised at load (SGLANG_NVFP4_POST_QUANT, SGLANG_FP8_POST_QUANT); "
+        "the kernels of this spec read BF16"
+    ]
 
 
 def model_disable_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
