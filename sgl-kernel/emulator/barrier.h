@@ -34,6 +34,7 @@ MEGA_DEVICE void mbarrier_wait(MBarrier& b, u32 parity) {
 MEGA_DEVICE void bulk_copy(void* shared, const void* global, u32 bytes, MBarrier& b) {
   emulator::copy_bulk_in(shared, global, bytes, detail::word_of(b));
 }
+MEGA_DEVICE void proxy_fence() {}
 
 MEGA_DEVICE void spin_pause() { emulator::poll("memory"); }
 

@@ -55,6 +55,8 @@ MEGA_DEVICE void bulk_copy(void* shared, const void* global, u32 bytes, MBarrier
       "l"(global), "r"(bytes), "r"(shared_address(&b))
       : "memory");
 }
+// Orders this thread's own accesses to shared memory before later bulk copies into it.
+MEGA_DEVICE void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Gives way while spinning on memory.
 MEGA_DEVICE void spin_pause() {}

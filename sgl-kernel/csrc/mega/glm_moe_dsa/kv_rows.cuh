@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two layouts of a cached token of sparse MLA, 512 latent channels and 64 rotated ones, and how a warp's
+// lanes read fragments of them from shared memory.
+//
+// FP8 (656 bytes, SGLang's flashmla_kv): 512 e4m3, four fp32 scales of 128 channels each, 64 bf16.
+// BF16 (1152 bytes): 576 bf16.
+// Rows lie 32 bytes more than a multiple of 128 apart: then both ways of reading touch every bank once.
+#pragma once
+#include "common/dequant.cuh"
+#include "common/half.cuh"
+#include "common/mma.cuh"
+#include "common/types.cuh"
+
+namespace mega {
+
+constexpr int latent = 512, rope = 64;
+constexpr int tile = 64;  // tokens staged and scored together
+
+// Fragments of 2 x 8 tiles of 16 channels by 16 tokens: see `values`.
+struct ValueFragment {
+  u32 a[4];
+};
+
+struct Fp8Rows {
+  static constexpr int bytes = latent + 4 * 4 + 2 * rope, stride = bytes + 16;
+  static constexpr int query_stride = latent + 8;  // of 16-bit elements, likewise free of bank conflicts
+  static constexpr bool scaled = true;             // products in fp16 with a scale a block, else in bf16
+
+  // Scores of 16 tokens (rows g and g + 8 are `low` and `high`) against 8 queries, without the rotated part:
+  // sum[b] += the part of scale block b. `query(d)`: 8 fp16 from channel d of query g.
+  template <class Query>
+  static MEGA_DEVICE void scores(const u8* low, const u8* high, float (&sum)[4][4], Query query) {
+    int t = threadIdx.x & 3;
+    MEGA_UNROLL
+    for (int step = 0; step < latent / 64; ++step) {
+      int i = 2 * (step % 4) + step / 4;  // neighbouring products belong to different sums
+      uint4 x = *reinterpret_cast<const uint4*>(low + 64 * i + 16 * t);
+      uint4 y = *reinterpret_cast<const uint4*>(high + 64 * i + 16 * t);
+      uint4 q0 = query(64 * i + 16 * t), q1 = query(64 * i + 16 * t + 8);
+      u32 xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+      u32 qs[8] = {q0.x, q0.y, q0.z, q0.w, q1.x, q1.y, q1.z, q1.w};
+      MEGA_UNROLL
+      for (int s = 0; s < 4; ++s) {
+        mma_f16(sum[i / 2], e4m3x2_to_f16x2(xs[s]), e4m3x2_to_f16x2(ys[s]), e4m3x2_to_f16x2(xs[s] >> 16),
+                e4m3x2_to_f16x2(ys[s] >> 16), qs[2 * s], qs[2 * s + 1]);
+      }
+    }
+  }
+
+  static MEGA_DEVICE const bf16* rotated(const u8* row) {
+    return reinterpret_cast<const bf16*>(row + latent + 16);
+  }
+  static MEGA_DEVICE float scale(const u8* row, int block) {
+    return reinterpret_cast<const float*>(row + latent)[block];
+  }
+
+  // Channels 128 w + 16 g + 2 i and + 1 (rows g and g + 8 of tile i) of tokens t, t + 4, t + 8, t + 12.
+  static MEGA_DEVICE int channel(int warp, int i) {
+    return 128 * warp + 16 * ((threadIdx.x & 31) >> 2) + 2 * i;
+  }
+  static MEGA_DEVICE void values(const u8* tokens, int warp, ValueFragment (&out)[8]) {
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    u32 w[4][4];
+    MEGA_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      uint4 v = *reinterpret_cast<const uint4*>(tokens + (t + 4 * j) * stride + 128 * warp + 16 * g);
+      w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
+    }
+    MEGA_UNROLL
+    for (int q = 0; q < 4; ++q) {
+      MEGA_UNROLL
+      for (int pair = 0; pair < 2; ++pair) {
+        u32 first = w[2 * pair][q], second = w[2 * pair + 1][q];
+        u32 low = pick_bytes<0x5140>(first, second), high = pick_bytes<0x7362>(first, second);
+        out[2 * q].a[2 * pair] = e4m3x2_to_f16x2(low);
+        out[2 * q].a[2 * pair + 1] = e4m3x2_to_f16x2(low >> 16);
+        out[2 * q + 1].a[2 * pair] = e4m3x2_to_f16x2(high);
+        out[2 * q + 1].a[2 * pair + 1] = e4m3x2_to_f16x2(high >> 16);
+      }
+    }
+  }
+};
+
+struct Bf16Rows {
+  static constexpr int bytes = 2 * (latent + rope), stride = bytes + 32;
+  static constexpr int query_stride = latent + 32;
+  static constexpr bool scaled = false;
+
+  // As above with bf16 queries; the four sums are parts of one.
+  template <class Query>
+  static MEGA_DEVICE void scores(const u8* low, const u8* high, float (&sum)[4][4], Query query) {
+    int t = threadIdx.x & 3;
+    MEGA_UNROLL
+    for (int i = 0; i < latent / 32; ++i) {
+      uint4 x = *reinterpret_cast<const uint4*>(low + 64 * i + 16 * t);
+      uint4 y = *reinterpret_cast<const uint4*>(high + 64 * i + 16 * t);
+      uint4 q = query(32 * i + 8 * t);
+      mma_bf16(sum[2 * i % 4], x.x, y.x, x.y, y.y, q.x, q.y);
+      mma_bf16(sum[2 * i % 4 + 1], x.z, y.z, x.w, y.w, q.z, q.w);
+    }
+  }
+
+  static MEGA_DEVICE const bf16* rotated(const u8* row) {
+    return reinterpret_cast<const bf16*>(row) + latent;
+  }
+  static MEGA_DEVICE float scale(const u8*, int) { return 1.0f; }
+
+  static MEGA_DEVICE int channel(int warp, int i) {
+    return 128 * warp + 64 * (i / 4) + 8 * ((threadIdx.x & 31) >> 2) + 2 * (i % 4);
+  }
+  static MEGA_DEVICE void values(const u8* tokens, int warp, ValueFragment (&out)[8]) {
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    MEGA_UNROLL
+    for (int m = 0; m < 2; ++m) {
+      u32 w[4][4];
+      MEGA_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const u8* place = tokens + (t + 4 * j) * stride + 2 * (128 * warp + 64 * m + 8 * g);
+        uint4 v = *reinterpret_cast<const uint4*>(place);
+        w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
+      }
+      MEGA_UNROLL
+      for (int q = 0; q < 4; ++q) {
+        MEGA_UNROLL
+        for (int pair = 0; pair < 2; ++pair) {
+          out[4 * m + q].a[2 * pair] = pick_bytes<0x5410>(w[2 * pair][q], w[2 * pair + 1][q]);
+          out[4 * m + q].a[2 * pair + 1] = pick_bytes<0x7632>(w[2 * pair][q], w[2 * pair + 1][q]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace mega

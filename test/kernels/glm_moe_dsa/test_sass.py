@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machine code of GLM's sparse attention holds, on every architecture.
+
+Everything that it reads is made by the step, so nothing can stand ahead of the wait; what counts is that all
+chosen tokens of a block are asked for by bulk copies, and that products are the tensor core's.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang.srt.mega.device.cuda_compile import compile_kernel
+from sglang.srt.mega.device.sass import facts
+from sglang.srt.mega.device.spec import ARCHITECTURES
+from sglang.srt.mega.models.glm_moe_dsa.tactics import Shape, kernel_spec
+
+PRODUCTS = 32 + 4 + 32  # of a tile of 8 heads: latent keys, rotated keys, values
+
+
+@pytest.mark.parametrize(
+    ("arch", "heads", "fp8"),
+    [*((arch, 8, True) for arch in ARCHITECTURES), ("sm_90a", 8, False), ("sm_90a", 16, True)],
+)
+def test_decode(arch: str, heads: int, fp8: bool) -> None:
+    shape = Shape(heads, 2048, fp8)
+    compiled = compile_kernel(kernel_spec("mla_decode", shape), arch)
+    found = facts(compiled.cubin, "mla_decode")
+    assert found.waits == 1 and found.triggers == 1, found
+    assert found.bulk_copies >= shape.stages, found
+    assert found.tensor >= PRODUCTS * heads // 8, found
+    assert compiled.usage.spill_bytes == 0 and found.local == 0, (compiled.usage, found)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_merge_reads_16_bytes_a_lane(arch: str) -> None:
+    compiled = compile_kernel(kernel_spec("mla_merge", Shape(8, 2048, True)), arch)
+    found = facts(compiled.cubin, "mla_merge")
+    assert found.waits == 1 and found.triggers == 1, found
+    assert found.wide_loads >= 8, found
+    assert compiled.usage.spill_bytes == 0 and found.local == 0, (compiled.usage, found)
