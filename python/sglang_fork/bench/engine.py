@@ -9,6 +9,7 @@ the same graph runner: same static buffers, same memory pool, same metadata.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,9 +29,84 @@ SGLANG_READS = {
 FULL, LAYERS = "full", "layers"
 
 
+class Weights:
+    """Keeps one dummy model between runners, so that several modes of one slice load it once."""
+
+    def __init__(self) -> None:
+        self._config = ""
+        self._model: torch.nn.Module | None = None
+
+    def install(self) -> None:
+        """Make SGLang's dummy loader return the kept model where the configuration is the same."""
+        from sglang.srt.model_loader import loader
+
+        load, finish = loader.DummyModelLoader.load_model, loader.post_load_weights
+
+        def load_once(self_: Any, *, model_config: Any, device_config: Any) -> torch.nn.Module:
+            config = model_config.hf_config.to_json_string()
+            if self._model is None or config != self._config:
+                self._model = None
+                torch.cuda.empty_cache()
+                self._model = load(self_, model_config=model_config, device_config=device_config)
+                self._config = config
+            return self._model
+
+        def finish_all(model: torch.nn.Module) -> None:
+            settle(model)
+            finish(model)
+            if not hasattr(model, "post_load_weights") and type(model).__module__.endswith(".kimi_k3"):
+                # Its fixups (merged projections, absorbed MLA weights) are the tail of load_weights.
+                model.load_weights(iter(()))
+
+        loader.DummyModelLoader.load_model = load_once
+        loader.post_load_weights = finish_all
+
+
+# Block scales of 2**-12 (E8M0 and float), or 1 with a global 2**-12, keep what quantised layers add finite
+# and far below the rows' codes.
+SMALL = 2.0**-12
+SMALL_E8M0 = 115
+SCALE = re.compile(r"(^|_)(weight_scale|input_scale|k_scale|v_scale)")
+
+
+def settle(model: torch.nn.Module) -> None:
+    """Give a dummy model's quantised weights values that a forward can use: SGLang's own leave packed weights
+    as allocated and draw scales that may be negative."""
+    for name, tensor in model.state_dict().items():
+        leaf = name.rsplit(".", 1)[-1]
+        scale = SCALE.search(leaf)
+        if tensor.dtype == torch.float8_e8m0fnu:
+            tensor.view(torch.uint8).fill_(SMALL_E8M0)
+        elif tensor.dtype in (torch.uint8, torch.int8):
+            if scale:
+                tensor.fill_(SMALL_E8M0)
+            else:
+                tensor.view(torch.uint8).random_(0, 256)
+        elif scale and (tensor.dtype == torch.float8_e4m3fn or scale[2] != "weight_scale"):
+            tensor.fill_(1.0)
+        elif scale:
+            tensor.fill_(SMALL)
+        elif tensor.dtype == torch.float8_e4m3fn:
+            for part in tensor.view(-1).split(1 << 28):
+                part.copy_(torch.empty_like(part, dtype=torch.bfloat16).uniform_(-1, 1))
+
+
+def without_tokenizer(config: Any) -> None:
+    """DeepSeek-V4.1's Engram folds the tokenizer's vocabulary; a slice has none and gets a stand-in of the
+    same size."""
+    size = getattr(config, "engram_compressed_vocab_size", 0)
+    if not size:
+        return
+    from sglang.srt.layers import engram
+
+    folded = [token % size for token in range(config.vocab_size)]
+    engram.get_tokenizer = lambda *args, **kwargs: None
+    engram.build_compressed_token_map = lambda tokenizer: (folded, size)
+
+
 def start(arguments: Mapping[str, Any]) -> Any:
     """A ``ModelRunner`` for these server arguments: weights loaded, pools and attention backends made, no
-    graphs.
+    graphs. A later call in the same process replaces the published arguments.
     """
     from sglang.benchmark import one_batch
     from sglang.srt.configs.hybrid_arch import mambaish_config
@@ -38,20 +114,21 @@ def start(arguments: Mapping[str, Any]) -> Any:
     from sglang.srt.distributed import bootstrap
     from sglang.srt.entrypoints.engine import _set_envs_and_config
     from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.runtime_context import SpawnRanks, get_device, publish, spawn_world_rank
+    from sglang.srt.runtime_context import get_device
     from sglang.srt.server_args import PortArgs, ServerArgs
 
     server_args = ServerArgs(**arguments)
     server_args.resolve_once()
     _set_envs_and_config(server_args)
     ports = PortArgs.init_new(server_args)
-    ranks = SpawnRanks(world_rank=spawn_world_rank(server_args, tp_rank=0, pp_rank=0), gpu_id=0)
-    publish(server_args, role="scheduler", ranks=ranks)
+    _publish(server_args)
     one_batch._init_process_global_configs()
     config = ModelConfig.from_server_args(server_args)
-    bootstrap.init_parallel_runtime(
-        server_args=server_args, device=get_device().device, dist_port=ports.nccl_port
-    )
+    without_tokenizer(config.hf_text_config)
+    if not torch.distributed.is_initialized():
+        bootstrap.init_parallel_runtime(
+            server_args=server_args, device=get_device().device, dist_port=ports.nccl_port
+        )
     bootstrap.init_layer_runtime(model_config=config)
     from sglang.srt.arg_groups.overrides import resolving_view
 
@@ -71,6 +148,18 @@ def start(arguments: Mapping[str, Any]) -> Any:
     return runner
 
 
+def _publish(server_args: Any) -> None:
+    from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
+
+    ranks = SpawnRanks(world_rank=spawn_world_rank(server_args, tp_rank=0, pp_rank=0), gpu_id=0)
+    publish(server_args, role="scheduler", ranks=ranks)
+
+
+def activate(runner: Any) -> None:
+    """Make ``runner``'s arguments this process's again, after another runner was started."""
+    _publish(runner.server_args)
+
+
 def backbone(model: torch.nn.Module) -> torch.nn.Module:
     """The part of a causal model below its head. Raises ``ForkError`` when it has none that this knows."""
     inner = getattr(model, "model", None) or getattr(model, "language_model", None)
@@ -83,12 +172,15 @@ def layers_forward(model: torch.nn.Module, arm: str) -> Callable[..., Any]:
     """A forward of the backbone alone, with a model's signature; the ``mega`` arm runs it as a covered
     step.
     """
+    from sglang.srt.layers.layer_boundary.adapters.attention import get_attn_tp_context
+
     inner, built = backbone(model), model.__dict__.get("_megakernel")
 
     def stock(input_ids: Any, positions: Any, forward_batch: Any) -> Any:
         if getattr(model, "is_mrope_enabled", False):
             positions = forward_batch.mrope_positions
-        return inner(input_ids, positions, forward_batch)
+        with get_attn_tp_context().maybe_input_scattered(forward_batch):
+            return inner(input_ids, positions, forward_batch)
 
     def mega(input_ids: Any, positions: Any, forward_batch: Any) -> Any:
         step = built.plan(input_ids, forward_batch)
@@ -146,6 +238,7 @@ def fill_step(graph_runner: Any, requests: int, context: int, vocab: int, seed: 
             f"{pool_rows}"
         )
     forward_batch, _, _ = graph_runner.capture_prepare(requests, num_tokens=requests * width)
+    _map_window(runner, page + requests * span)
     slots = torch.arange(1, requests + 1, device=device)
     for row in range(requests):
         first = page + row * span
@@ -176,6 +269,18 @@ def fill_step(graph_runner: Any, requests: int, context: int, vocab: int, seed: 
                 .to(state)
             )
     return forward_batch
+
+
+def _map_window(runner: Any, rows: int) -> None:
+    """Give the first ``rows`` KV rows places in a sliding-window pool, where the runner has one."""
+    allocator = runner.token_to_kv_pool_allocator
+    mapping = getattr(allocator, "full_to_swa_index_mapping", None)
+    size = int(getattr(allocator, "size_swa", 0) or 0)
+    if mapping is None or getattr(allocator, "swa_req_ring", False) or size <= 0:
+        return
+    page = max(1, runner.page_size)
+    used = torch.arange(page, min(rows, mapping.numel() - 1), device=mapping.device)
+    mapping[used] = page + (used - page) % max(page, size - page)
 
 
 def replayer(graph_runner: Any, forward_batch: Any, arm: str, part: str) -> Callable[[], object]:
@@ -232,14 +337,39 @@ def impose_routing(model: torch.nn.Module, routing: Routing, experts: int) -> No
                 bias.zero_()
 
 
-def check_routing(gate_outputs: Sequence[torch.Tensor], routing: Routing) -> None:
-    """Raise ``ForkError`` when the routers' outputs (``[rows, experts]`` a layer) do not choose what was
-    drawn.
-    """
-    for layer, (logits, chosen) in enumerate(zip(gate_outputs, routing.experts, strict=True)):
-        top_k = len(chosen[0])
-        for row, wanted in enumerate(chosen):
-            got = set(torch.topk(logits[row].float(), top_k).indices.tolist())
+def chosen_experts(model: torch.nn.Module, step: Callable[[], object]) -> list[torch.Tensor]:
+    """The experts' ids (``[rows, choices]`` a MoE layer, in layer order) that one eager ``step`` hands to the
+    routed experts."""
+    chosen: list[torch.Tensor] = []
+
+    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        routed: Any = kwargs.get("topk_output", args[1] if len(args) > 1 else None)
+        ids = getattr(routed, "topk_ids", None)
+        if ids is None:
+            ids = torch.topk(routed.router_logits.float(), routed.topk_config.top_k).indices
+        chosen.append(ids.clone())
+
+    hooks = [
+        module.register_forward_pre_hook(note, with_kwargs=True)
+        for name, module in model.named_modules()
+        if name.endswith(".experts")
+    ]
+    try:
+        step()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return chosen
+
+
+def check_routing(chosen: Sequence[torch.Tensor], routing: Routing, experts: int) -> None:
+    """Raise ``ForkError`` when a step's choices are not those that were drawn. Ids from ``experts`` on are
+    shared experts that SGLang fuses into the routed ones."""
+    if len(chosen) != len(routing.experts):
+        raise ForkError(f"{len(chosen)} MoE layers ran, routing drawn for {len(routing.experts)}", code=1)
+    for layer, (ids, drawn) in enumerate(zip(chosen, routing.experts, strict=True)):
+        for row, wanted in enumerate(drawn):
+            got = {expert for expert in ids[row].tolist() if expert < experts}
             if got != set(wanted):
                 raise ForkError(
                     f"layer {layer}, row {row}: the router chose {sorted(got)}, drawn was {sorted(wanted)}",

@@ -10,79 +10,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from sglang_fork.bench import deepseek_v41_slice, kimi_k3_slice
+from sglang_fork.bench.shapes import (
+    NVFP4_IGNORE,
+    WEIGHTS,
+    Slice,
+    bytes_per_weight,
+    modelopt_mixed,
+    modelopt_nvfp4,
+    share,
+    whole_groups,
+)
 from sglang_fork.errors import ForkError
 
-# ModelOpt-style NVFP4 checkpoints keep attention, shared experts and heads in higher precision.
-NVFP4_IGNORE = (
-    "lm_head",
-    "*linear_attn*",
-    "*self_attn*",
-    "*shared_expert*",
-    "*mlp.gate",
-    "*shared_expert_gate*",
-)
-WEIGHTS = ("bf16", "fp8", "nvfp4", "mxfp4")
-
-
-@dataclass(frozen=True)
-class Slice:
-    """One rank's model: ``config`` is a Hugging Face config; ``expert_bytes`` one expert's weights in a
-    layer, ``dense_bytes`` every other weight that a step reads in all layers, ``head_bytes`` the head's."""
-
-    family: str
-    name: str
-    layers: int
-    weights: str
-    config: dict[str, Any]
-    experts: int
-    top_k: int
-    moe_layers: int
-    expert_bytes: int
-    dense_bytes: int
-    head_bytes: int
-
-    def step_bytes(self, distinct_experts: int) -> tuple[int, int]:
-        """Bytes of weights that a step reads once: (layers and head, layers), ``distinct_experts`` summed
-        over the MoE layers."""
-        layers = self.dense_bytes + self.expert_bytes * distinct_experts
-        return layers + self.head_bytes, layers
-
-
-def bytes_per_weight(weights: str) -> float:
-    """Bytes a weight, block scales included. Raises ``ForkError`` for an unknown format."""
-    table = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5 + 1 / 16, "mxfp4": 0.5 + 1 / 32}
-    if weights not in table:
-        raise ForkError(f"weight format {weights!r} is not one of {', '.join(WEIGHTS)}")
-    return table[weights]
-
-
-def _share(total: int, tp: int, what: str) -> int:
-    if total % tp:
-        raise ForkError(f"{what} {total} does not divide over {tp} ranks")
-    return total // tp
-
-
-def _rounds(layers: int, multiple: int, family: str) -> int:
-    if layers < multiple or layers % multiple:
-        raise ForkError(f"{family} slices have a multiple of {multiple} layers, not {layers}")
-    return layers
+__all__ = ["BUILDERS", "WEIGHTS", "Slice", "build", "to_json"]
 
 
 def qwen3_5(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice:
     """Qwen3.5-MoE: three GatedDeltaNet layers and one full-attention layer, in turn."""
     interval = production["full_attention_interval"]
-    layers = _rounds(layers, interval, "Qwen3.5")
+    layers = whole_groups(layers, interval, "Qwen3.5")
     hidden, head = production["hidden_size"], production["head_dim"]
-    q_heads = _share(production["num_attention_heads"], tp, "attention heads")
+    q_heads = share(production["num_attention_heads"], tp, "attention heads")
     kv_heads = max(1, production["num_key_value_heads"] // tp)
-    k_heads = _share(production["linear_num_key_heads"], tp, "GatedDeltaNet key heads")
-    v_heads = _share(production["linear_num_value_heads"], tp, "GatedDeltaNet value heads")
-    width = _share(production["moe_intermediate_size"], tp, "expert width")
-    shared = _share(production["shared_expert_intermediate_size"], tp, "shared expert width")
-    vocab = _share(production["vocab_size"], tp, "vocabulary")
+    k_heads = share(production["linear_num_key_heads"], tp, "GatedDeltaNet key heads")
+    v_heads = share(production["linear_num_value_heads"], tp, "GatedDeltaNet value heads")
+    width = share(production["moe_intermediate_size"], tp, "expert width")
+    shared = share(production["shared_expert_intermediate_size"], tp, "shared expert width")
+    vocab = share(production["vocab_size"], tp, "vocabulary")
     experts, top_k = production["num_experts"], production["num_experts_per_tok"]
     config: dict[str, Any] = {
         **{k: v for k, v in production.items() if not k.startswith("_")},
@@ -106,13 +63,18 @@ def qwen3_5(production: dict[str, Any], tp: int, layers: int, weights: str) -> S
     }
     if weights == "nvfp4":
         config["quantization_config"] = modelopt_nvfp4(NVFP4_IGNORE)
+    elif weights == "nvfp4-fp8":
+        config["quantization_config"] = modelopt_mixed(_qwen3_5_formats(config["layer_types"]))
     elif weights != "bf16":
-        raise ForkError(f"a Qwen3.5 slice has bf16 or nvfp4 experts, not {weights}")
+        raise ForkError(f"a Qwen3.5 slice has bf16, nvfp4 or nvfp4-fp8 weights, not {weights}")
     k_dim, v_dim = production["linear_key_head_dim"], production["linear_value_head_dim"]
     gdn = hidden * (2 * k_heads * k_dim + 2 * v_heads * v_dim + 2 * v_heads) + v_heads * v_dim * hidden
     attention = hidden * head * (2 * q_heads + 2 * kv_heads) + q_heads * head * hidden
-    every = hidden * experts + 3 * hidden * shared + hidden
+    gates, expert = hidden * (experts + 1), 3 * hidden * shared
     full = layers // interval
+    dense = 2 * (layers * (gates + expert) + (layers - full) * gdn + full * attention)
+    if weights == "nvfp4-fp8":  # in_proj_ba, router and shared gate stay BF16
+        dense -= layers * expert + (layers - full) * (gdn - 2 * hidden * v_heads) + full * attention
     return Slice(
         family="qwen3_5",
         name="whole" if tp == 1 and layers == production["num_hidden_layers"] else f"tp{tp}",
@@ -123,9 +85,23 @@ def qwen3_5(production: dict[str, Any], tp: int, layers: int, weights: str) -> S
         top_k=top_k,
         moe_layers=layers,
         expert_bytes=round(3 * hidden * width * bytes_per_weight(weights)),
-        dense_bytes=2 * ((layers - full) * gdn + full * attention + layers * every),
+        dense_bytes=dense,
         head_bytes=2 * hidden * vocab,
     )
+
+
+def _qwen3_5_formats(layer_types: list[str]) -> dict[str, str]:
+    """Module name -> format of a checkpoint with NVFP4 experts and FP8 projections."""
+    mixers = {
+        "linear_attention": ("linear_attn.in_proj_qkvz", "linear_attn.out_proj"),
+        "full_attention": ("self_attn.qkv_proj", "self_attn.o_proj"),
+    }
+    shared = ("mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj")
+    formats: dict[str, str] = {}
+    for index, kind in enumerate(layer_types):
+        formats |= {f"model.layers.{index}.{name}": "FP8" for name in (*mixers[kind], *shared)}
+        formats[f"model.layers.{index}.mlp.experts"] = "NVFP4"
+    return formats
 
 
 def glm(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice:
@@ -134,10 +110,10 @@ def glm(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice
     if layers < 2:
         raise ForkError(f"a GLM slice has at least 2 layers, not {layers}")
     hidden = production["hidden_size"]
-    heads = _share(production["num_attention_heads"], tp, "attention heads")
-    width = _share(production["moe_intermediate_size"], tp, "expert width")
-    dense_width = _share(production["intermediate_size"], tp, "dense width")
-    vocab = _share(production["vocab_size"], tp, "vocabulary")
+    heads = share(production["num_attention_heads"], tp, "attention heads")
+    width = share(production["moe_intermediate_size"], tp, "expert width")
+    dense_width = share(production["intermediate_size"], tp, "dense width")
+    vocab = share(production["vocab_size"], tp, "vocabulary")
     q_lora, kv_lora = production["q_lora_rank"], production["kv_lora_rank"]
     nope, rope, v_dim = (production[k] for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     indexer = production["indexer_types"][2 : 2 + layers]
@@ -167,7 +143,7 @@ def glm(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice
         "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
     }
     if weights == "nvfp4":
-        config["quantization_config"] = modelopt_nvfp4(NVFP4_IGNORE)
+        config["quantization_config"] = modelopt_nvfp4((*NVFP4_IGNORE, "*layers.0.mlp*"))
     elif weights != "bf16":
         raise ForkError(f"a GLM slice has bf16 or nvfp4 experts, not {weights}")
     absorbed = heads * (nope * kv_lora + v_dim * kv_lora)
@@ -198,21 +174,11 @@ def glm(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice
     )
 
 
-def modelopt_nvfp4(ignore: tuple[str, ...]) -> dict[str, Any]:
-    """The quantisation config of a ModelOpt NVFP4 checkpoint: group 16, ``ignore`` left in BF16."""
-    return {
-        "quant_method": "modelopt",
-        "quant_algo": "NVFP4",
-        "kv_cache_quant_algo": None,
-        "group_size": 16,
-        "ignore": list(ignore),
-        "producer": {"name": "modelopt", "version": "0.30"},
-    }
-
-
 BUILDERS: dict[str, Callable[[dict[str, Any], int, int, str], Slice]] = {
     "qwen3_5": qwen3_5,
     "glm_moe_dsa": glm,
+    "deepseek_v41": deepseek_v41_slice.build,
+    "kimi_k3": kimi_k3_slice.build,
 }
 
 

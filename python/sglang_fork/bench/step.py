@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step benchmark's worker: ``python -m sglang_fork.bench.step JOB.json OUT.jsonl``, in a Python that has
-SGLang.
+"""The step benchmark's worker: ``python -m sglang_fork.bench.step JOBS.json OUT.jsonl [LOCK]``, in a Python
+that has SGLang.
 
-It builds the slice, captures every arm, and for each width and routing case replays the arms in balanced
-order, L2 cold. Each case is appended to OUT as soon as it is measured, so a run that fails keeps what it has.
+For each job it builds the slice, captures every arm, and for each width and routing case replays the arms in
+balanced order, L2 cold. Each case is appended to OUT as soon as it is measured, so a run that fails keeps
+what it has. Jobs of one slice load its weights once. With LOCK, a file, several workers can share a card:
+they start together and time one after the other.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +27,14 @@ from typing import Any
 
 from sglang_fork.bench import record, routing, slices, stats
 from sglang_fork.errors import ForkError
+
+# Tokens of the KV pool: enough for 8 requests of 4096, little beside the weights.
+POOL_TOKENS = 65536
+
+
+# Seconds that a worker waits for others that are starting before it times beside them, and says so.
+PATIENCE = 45.0
+BUSY = "another process was starting on the card"
 
 
 @dataclass(frozen=True)
@@ -60,14 +75,16 @@ class Job:
         )
 
 
-def read_job(path: Path) -> Job:
-    values = json.loads(path.read_text(encoding="utf-8"))
-    values |= {"requests": tuple(values["requests"]), "cases": tuple(values["cases"])}
-    return Job(**values)
+def read_jobs(path: Path) -> list[Job]:
+    jobs = []
+    for values in json.loads(path.read_text(encoding="utf-8")):
+        values |= {"requests": tuple(values["requests"]), "cases": tuple(values["cases"])}
+        jobs.append(Job(**values))
+    return jobs
 
 
-def write_job(path: Path, job: Job) -> None:
-    path.write_text(json.dumps(asdict(job)), encoding="utf-8")
+def write_jobs(path: Path, jobs: Sequence[Job]) -> None:
+    path.write_text(json.dumps([asdict(job) for job in jobs]), encoding="utf-8")
 
 
 def versions() -> dict[str, str]:
@@ -96,7 +113,8 @@ def server_arguments(job: Job, model: Path) -> dict[str, Any]:
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "sampling_backend": "pytorch",
-        "mem_fraction_static": 0.7,
+        "mem_fraction_static": 0.9,
+        "max_total_tokens": POOL_TOKENS,
         "context_length": 2 * job.context + 256,
         "max_running_requests": max(job.requests) + 1,
         "cuda_graph_config": {
@@ -107,7 +125,10 @@ def server_arguments(job: Job, model: Path) -> dict[str, Any]:
         "log_level": "warning",
         "random_seed": 1,
     }
-    if job.mode == "verify":
+    if job.mode == "verify" and job.family == "deepseek_v41":
+        # Upstream accepts no other draft for this family; its draft is in the model's own checkpoint.
+        args |= {"speculative_algorithm": "DSPARK", "speculative_dspark_block_size": job.width - 1}
+    elif job.mode == "verify":
         args |= {
             "speculative_algorithm": "EAGLE",
             "speculative_num_steps": job.width - 1,
@@ -118,8 +139,54 @@ def server_arguments(job: Job, model: Path) -> dict[str, Any]:
     return args | job.server_args
 
 
-def measure(job: Job, out: Path) -> int:
-    """Measure every case of ``job``; returns the number of lines appended to ``out``."""
+@contextmanager
+def starting(lock: Path | None) -> Iterator[None]:
+    """Marks this worker as starting; others may start at the same time."""
+    if lock is None:
+        yield
+        return
+    with lock.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def alone(lock: Path | None, patience: float = PATIENCE) -> Iterator[bool]:
+    """Holds the card against other workers' timing; waits ``patience`` seconds for those that are starting.
+    Gives whether none is."""
+    if lock is None:
+        yield True
+        return
+    with lock.with_suffix(".timing").open("a") as timing, lock.open("a") as held:
+        fcntl.flock(timing, fcntl.LOCK_EX)
+        until = time.monotonic() + patience
+        quiet = False
+        while not quiet and time.monotonic() < until:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                quiet = True
+            except BlockingIOError:
+                time.sleep(0.2)
+        yield quiet
+
+
+@dataclass
+class Started:
+    """A job whose runner and graphs are on the card."""
+
+    job: Job
+    rank: slices.Slice
+    runner: Any
+    arms: Any
+    graphs: Any
+    facts: dict[str, Any]
+    busy: bool = False
+    timed: list[tuple[int, str, list[record.Measurement]]] = field(default_factory=list)
+
+
+def measure(jobs: Sequence[Job], out: Path, lock: Path | None = None) -> int:
+    """Measure every case of every job; returns the number of jobs that failed. Lines are appended to
+    ``out``; a job that fails is reported and the next one runs."""
     import torch
 
     from sglang_fork.bench import engine, timing
@@ -128,28 +195,75 @@ def measure(job: Job, out: Path) -> int:
         raise ForkError(
             "the step benchmark times a GPU, and none is visible", "--dry-run says what would be measured"
         )
+    facts: dict[str, Any] = {"versions": versions()}
+    engine.Weights().install()
+    started: list[Started] = []
+    failed = 0
+    for job in jobs:
+        try:
+            with starting(lock):
+                started.append(_start(job, facts))
+            with alone(lock) as quiet:
+                started[-1].busy = not quiet
+                if "copy" not in facts:
+                    facts["copy"], facts["read"] = timing.bandwidth()
+                    torch.cuda.empty_cache()
+                    print(f"copy {facts['copy']:.2f} TB/s, read only {facts['read']:.2f} TB/s", flush=True)
+                _time(started[-1], out)
+        except Exception:
+            failed += 1
+            print(f"{job.family} {job.weights} {job.mode} x{job.width}: failed", flush=True)
+            traceback.print_exc()
+    # Last: an attached profiler slows every later replay. Its lines supersede those without kernels.
+    for one in started:
+        if one.job.profile and one.timed:
+            with alone(lock):
+                _profile(one, out)
+    return failed
+
+
+def compiler_seconds() -> float:
+    """Processor seconds of this process's ended children: nvcc and its parts, ninja, ptxas."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _start(job: Job, facts: dict[str, Any]) -> Started:
+    from sglang_fork.bench import engine
+
     rank = job.slice()
-    copy, read = timing.bandwidth()
-    print(f"copy {copy:.2f} TB/s, read only {read:.2f} TB/s", flush=True)
+    began, compiled = time.monotonic(), compiler_seconds()
     with tempfile.TemporaryDirectory(prefix="slice-") as folder:
         (Path(folder) / "config.json").write_text(slices.to_json(rank.config), encoding="utf-8")
-        began = time.monotonic()
         runner = engine.start(server_arguments(job, Path(folder)))
+        loaded = time.monotonic()
         arms = engine.arms_of(runner.model)
         graphs = engine.capture(runner, arms)
-        print(f"{rank.family} {rank.name}: ready in {time.monotonic() - began:.0f} s", flush=True)
-    facts = {"versions": versions(), "copy": copy, "read": read}
-    cases = [(n, case) for n in sorted(job.requests) for case in job.cases]
-    timed = [_case(job, rank, runner, graphs, arms, n, case, facts, out) for n, case in cases]
-    if job.profile:
-        # Last: an attached profiler slows every later replay. Its lines supersede those without kernels.
-        for (n, case), lines in zip(cases, timed, strict=True):
-            _, replays = _prepare(job, rank, runner, graphs, arms, n, case)
-            for line in lines:
-                kernels = timing.kernel_times(replays[f"{line.arm}:layers"])
-                record.append(out, _profiled(line, kernels))
-                print(_short(_profiled(line, kernels)), flush=True)
-    return sum(map(len, timed))
+    print(
+        f"{rank.family} {rank.name} {job.weights} {job.mode} x{job.width}: weights {loaded - began:.0f} s, "
+        f"graphs {time.monotonic() - loaded:.0f} s, of which compilers' processor time "
+        f"{compiler_seconds() - compiled:.0f} s",
+        flush=True,
+    )
+    return Started(job, rank, runner, arms, graphs, facts)
+
+
+def _time(one: Started, out: Path) -> None:
+    for requests in sorted(one.job.requests):
+        for case in one.job.cases:
+            one.timed.append((requests, case, _case(one, requests, case, out)))
+
+
+def _profile(one: Started, out: Path) -> None:
+    from sglang_fork.bench import engine, timing
+
+    engine.activate(one.runner)
+    for requests, case, lines in one.timed:
+        _, replays = _prepare(one, requests, case)
+        for line in lines:
+            kernels = timing.kernel_times(replays[f"{line.arm}:layers"])
+            record.append(out, _profiled(line, kernels))
+            print(_short(_profiled(line, kernels)), flush=True)
 
 
 def _profiled(line: record.Measurement, kernels: dict[str, tuple[float, float]]) -> record.Measurement:
@@ -160,47 +274,37 @@ def _profiled(line: record.Measurement, kernels: dict[str, tuple[float, float]])
     )
 
 
-def _prepare(
-    job: Job, rank: slices.Slice, runner: Any, graphs: Any, arms: Any, requests: int, case: str
-) -> tuple[routing.Routing, dict[str, Any]]:
+def _prepare(one: Started, requests: int, case: str) -> tuple[routing.Routing, dict[str, Any]]:
     """Impose and check a case's routing; (the routing, a replay of each arm and part)."""
     from sglang_fork.bench import engine
 
+    job, rank, model = one.job, one.rank, one.runner.model
     drawn = routing.draw(
         case, layers=rank.moe_layers, rows=requests * job.width, experts=rank.experts, top_k=rank.top_k
     )
-    engine.impose_routing(runner.model, drawn, rank.experts)
-    batch = engine.fill_step(graphs, requests, job.context, rank.config["vocab_size"])
-    engine.check_routing(_router_outputs(runner.model, graphs, batch, rank.experts), drawn)
+    engine.impose_routing(model, drawn, rank.experts)
+    batch = engine.fill_step(one.graphs, requests, job.context, rank.config["vocab_size"])
+    engine.check_routing(_chosen(model, one.graphs, batch), drawn, rank.experts)
     return drawn, {
-        f"{arm}:{part}": engine.replayer(graphs, batch, arm, part)
-        for arm in arms
+        f"{arm}:{part}": engine.replayer(one.graphs, batch, arm, part)
+        for arm in one.arms
         for part in (engine.FULL, engine.LAYERS)
     }
 
 
-def _case(
-    job: Job,
-    rank: slices.Slice,
-    runner: Any,
-    graphs: Any,
-    arms: Any,
-    requests: int,
-    case: str,
-    facts: dict[str, Any],
-    out: Path,
-) -> list[record.Measurement]:
+def _case(one: Started, requests: int, case: str, out: Path) -> list[record.Measurement]:
     """Time one case; its lines, one an arm, are appended to ``out`` at once."""
     import torch
 
     from sglang_fork.bench import timing
 
+    job, rank, facts = one.job, one.rank, one.facts
     rows = requests * job.width
-    drawn, replays = _prepare(job, rank, runner, graphs, arms, requests, case)
+    drawn, replays = _prepare(one, requests, case)
     samples = timing.alternate(replays, rounds=job.rounds, replays=job.replays)
     step_bytes, layer_bytes = rank.step_bytes(sum(drawn.distinct(i) for i in range(rank.moe_layers)))
     lines = []
-    for arm in arms:
+    for arm in one.arms:
         whole, alone = stats.interval(samples[f"{arm}:full"]), stats.interval(samples[f"{arm}:layers"])
         lines.append(
             record.Measurement(
@@ -232,8 +336,8 @@ def _case(
                 fraction_of_copy=layer_bytes / alone.median / 1e6 / facts["copy"],
                 versions=facts["versions"],
                 tree=job.tree,
-                choices=_choices(runner),
-                note=job.note,
+                choices=_choices(one.runner),
+                note="; ".join(filter(None, (job.note, BUSY if one.busy else ""))),
             )
         )
         record.append(out, lines[-1])
@@ -241,21 +345,14 @@ def _case(
     return lines
 
 
-def _router_outputs(model: Any, graphs: Any, batch: Any, experts: int) -> list[Any]:
-    """The routers' outputs of one eager stock step on the same inputs."""
+def _chosen(model: Any, graphs: Any, batch: Any) -> list[Any]:
+    """The experts that one eager stock step on the same inputs chooses."""
     import torch
 
     from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
     from sglang_fork.bench import engine
 
-    outputs: list[Any] = []
-    hooks = [
-        gate.register_forward_hook(
-            lambda module, args, out: outputs.append((out[0] if isinstance(out, tuple) else out).clone())
-        )
-        for gate in engine.routers(model, experts)
-    ]
-    try:
+    def eager() -> None:
         # The graphs' plans are their own; an eager step needs one of its batch.
         graphs.attn_backend.init_forward_metadata(batch)
         with (
@@ -263,10 +360,8 @@ def _router_outputs(model: Any, graphs: Any, batch: Any, experts: int) -> list[A
             forward_context(ForwardContext(attn_backend=graphs.attn_backend), forward_batch=batch),
         ):
             engine.layers_forward(model, "stock")(batch.input_ids, batch.positions, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return outputs
+
+    return engine.chosen_experts(model, eager)
 
 
 def _choices(runner: Any) -> dict[str, str]:
@@ -291,16 +386,15 @@ def _short(line: record.Measurement) -> str:
 
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 2:
-        print("usage: python -m sglang_fork.bench.step JOB.json OUT.jsonl", file=sys.stderr)
+    if len(argv) not in (2, 3):
+        print("usage: python -m sglang_fork.bench.step JOBS.json OUT.jsonl [LOCK]", file=sys.stderr)
         return 2
     try:
-        lines = measure(read_job(Path(argv[0])), Path(argv[1]))
+        failed = measure(read_jobs(Path(argv[0])), Path(argv[1]), Path(argv[2]) if argv[2:] else None)
     except ForkError as error:
         print(f"bench step: {error}", file=sys.stderr)
         return error.code
-    print(f"{lines} measurements")
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from sglang_fork import memory, paths, preset
 from sglang_fork.bench import record, routing, slices
-from sglang_fork.bench.step import Job, write_job
+from sglang_fork.bench.step import Job, write_jobs
+from sglang_fork.bench.stock import baseline
 from sglang_fork.env import built_profile, driver_present, process_env, venv_python
 from sglang_fork.errors import ForkError
 
@@ -20,9 +21,6 @@ HELP = "measure a step of a rank slice, report what was measured"
 
 RESULTS = paths.ROOT / "test" / "bench" / "results"
 LAYERS = 24
-# Draft tokens a request in a verify step, by family.
-WIDTHS = {"qwen3_5": 7, "glm_moe_dsa": 4}
-KV = {"qwen3_5": "bf16", "glm_moe_dsa": "fp8_e4m3"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,16 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument("--width", type=int, help="rows a request in a verify step (default: the family's)")
     step.add_argument("--layers", type=int, default=LAYERS, help=f"layers of the slice (default {LAYERS})")
     step.add_argument("--whole", action="store_true", help="the whole model on one GPU, no slice")
-    step.add_argument(
-        "--weights", choices=slices.WEIGHTS, default="bf16", help="expert weights (default bf16)"
-    )
+    step.add_argument("--weights", choices=slices.WEIGHTS, help="weights (default: the family's)")
     step.add_argument("--kv", help="KV cache dtype (default: the family's)")
-    step.add_argument("--context", type=int, default=1024, help="tokens before the step (default 1024)")
+    step.add_argument("--context", type=int, help="tokens before the step (default: the family's)")
     step.add_argument("--routing", default=",".join(routing.CASES), help="cases: independent, correlated")
     step.add_argument("--slots", help="megakernel slots of the mega arm (default: its default slots)")
     step.add_argument("--stock-only", action="store_true", help="do not build the megakernel")
     step.add_argument("--server-args", default="{}", help="JSON of further SGLang arguments")
     step.add_argument("--out", type=Path, default=RESULTS / "step.jsonl", help="file the lines are added to")
+    step.add_argument("--note", help="what the lines say of this run (default: the family's)")
     step.add_argument("--dry-run", action="store_true", help="say what would be measured, measure nothing")
     report = parts.add_parser("report", help="Markdown tables and plots of the results")
     report.add_argument("files", nargs="*", type=Path, help="default: every file of test/bench/results")
@@ -72,9 +69,13 @@ def job_of(args: argparse.Namespace) -> Job:
         raise ForkError(f"unknown routing {', '.join(sorted(unknown))}", f"cases: {', '.join(routing.CASES)}")
     published = memory.config(chosen.weights.config)
     production = published.get("text_config", published)
-    kv = args.kv or KV.get(chosen.family, "bf16")
+    stock = baseline(chosen.family)
+    if args.mode == "verify" and not (args.width or stock.width):
+        raise ForkError(f"{chosen.family} is served without a draft", "--mode decode, or name --width")
+    kv = args.kv or stock.kv
     if kv != "bf16":
         server_args.setdefault("kv_cache_dtype", kv)
+    server_args = {**stock.server_args, **server_args}
     if not args.stock_only:
         server_args.setdefault("enable_nvidia_megakernel", True)
     whole = args.whole
@@ -84,16 +85,17 @@ def job_of(args: argparse.Namespace) -> Job:
         production=production,
         tp=1 if whole else _ranks(chosen),
         layers=production["num_hidden_layers"] if whole else args.layers,
-        weights=args.weights,
+        weights=args.weights or stock.weights,
         kv=kv,
         mode=args.mode,
-        width=1 if args.mode == "decode" else args.width or WIDTHS.get(chosen.family, 4),
+        width=1 if args.mode == "decode" else args.width or stock.width,
         requests=requests,
-        context=args.context,
+        context=args.context or stock.context,
         cases=cases,
         server_args=server_args,
         slots=args.slots or "",
         tree=_tree(),
+        note=args.note or stock.note,
     )
     job.slice()
     return job
@@ -151,7 +153,7 @@ def _step(args: argparse.Namespace) -> int:
     environment["PYTHONPATH"] = str(paths.ROOT / "python")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spec = Path(folder) / "job.json"
-        write_job(spec, job)
+        write_jobs(spec, [job])
         command = [str(venv_python()), "-P", "-m", "sglang_fork.bench.step", str(spec), str(args.out)]
         return subprocess.run(command, env=environment, check=False).returncode
 

@@ -78,11 +78,33 @@ def test_a_job_of_the_397b_is_its_tp8_rank():
 
 def test_a_job_survives_its_file(tmp_path):
     job = bench.job_of(arguments("GLM-5.3-NVFP4", "--stock-only"))
-    step.write_job(tmp_path / "job.json", job)
-    assert step.read_job(tmp_path / "job.json") == job
+    step.write_jobs(tmp_path / "jobs.json", [job, job])
+    assert step.read_jobs(tmp_path / "jobs.json") == [job, job]
     assert (
         "enable_nvidia_megakernel" not in job.server_args and job.server_args["kv_cache_dtype"] == "fp8_e4m3"
     )
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        ("DeepSeek-V4.1-Flash", ("deepseek_v41", 4, "mxfp4", "fp8_e4m3", 4096)),
+        ("Kimi-K3", ("kimi_k3", 8, "mxfp4", "bf16", 1024)),
+        ("GLM-5.3-NVFP4", ("glm_moe_dsa", 8, "bf16", "fp8_e4m3", 4096)),
+    ],
+)
+def test_each_family_has_its_own_baseline(preset, expected):
+    job = bench.job_of(arguments(preset, "--stock-only"))
+    assert (job.family, job.tp, job.weights, job.kv, job.context) == expected
+    if job.weights == "mxfp4":
+        assert job.server_args["moe_runner_backend"] == "marlin" and "Marlin" in job.note
+
+
+def test_deepseek_verify_uses_its_own_draft(tmp_path):
+    job = bench.job_of(arguments("DeepSeek-V4.1-Flash", "--mode", "verify", "--stock-only"))
+    sent = step.server_arguments(job, tmp_path)
+    assert (sent["speculative_algorithm"], sent["speculative_dspark_block_size"]) == ("DSPARK", 5)
+    assert "speculative_num_draft_tokens" not in sent
 
 
 @pytest.mark.parametrize(
@@ -94,6 +116,7 @@ def test_a_job_survives_its_file(tmp_path):
         (("Qwen3.5-397B-NVFP4", "--mode", "verify", "--requests", "64"), "more than 64 rows"),
         (("Qwen3.5-397B-NVFP4", "--server-args", "{"), "bench step"),
         (("Qwen3.5-397B-NVFP4", "--layers", "7"), "multiple of 4"),
+        (("Kimi-K3", "--mode", "verify"), "without a draft"),
     ],
 )
 def test_bad_input_is_one_error_with_exit_2(words, why):
@@ -113,4 +136,4 @@ def test_every_committed_result_is_a_valid_line():
 
 def test_a_worker_without_its_arguments_says_how_it_is_used(capsys):
     assert step.main([]) == 2
-    assert "JOB.json OUT.jsonl" in capsys.readouterr().err
+    assert "JOBS.json OUT.jsonl" in capsys.readouterr().err

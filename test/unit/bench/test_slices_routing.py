@@ -4,11 +4,13 @@
 import pytest
 
 from sglang_fork import memory
-from sglang_fork.bench import routing, slices
+from sglang_fork.bench import deepseek_v41_slice, routing, slices
 from sglang_fork.errors import ForkError
 
 QWEN = memory.config("qwen3_5_397b")["text_config"]
 GLM = memory.config("glm_5_2")
+KIMI = memory.config("kimi_k3")["text_config"]
+V41 = memory.config("deepseek_v41_flash")["text_config"]
 
 
 def test_qwen_slice_has_the_tp8_rank_shapes():
@@ -44,6 +46,62 @@ def test_glm_slice_has_the_tp8_rank_shapes():
     assert rank.moe_layers == 23 and rank.expert_bytes == 3 * 6144 * 256 * 2
 
 
+def test_glm_nvfp4_leaves_the_dense_layer_alone():
+    config = slices.build("glm_moe_dsa", GLM, tp=8, layers=4, weights="nvfp4").config
+    assert "*layers.0.mlp*" in config["quantization_config"]["ignore"]
+
+
+def test_qwen_fp8_projections_halve_their_bytes():
+    plain = slices.build("qwen3_5", QWEN, tp=8, layers=24, weights="nvfp4")
+    mixed = slices.build("qwen3_5", QWEN, tp=8, layers=24, weights="nvfp4-fp8")
+    assert mixed.expert_bytes == plain.expert_bytes
+    # qkvz and out of 18 layers, qkv and o of 6, the shared experts of 24: a byte less a weight.
+    saved = 4096 * (18 * (2560 + 1024) + 6 * (2560 + 1024) + 24 * 3 * 128)
+    assert plain.dense_bytes - mixed.dense_bytes == saved
+    formats = mixed.config["quantization_config"]["quantized_layers"]
+    assert formats["model.layers.3.self_attn.qkv_proj"] == {"quant_algo": "FP8"}
+    assert formats["model.layers.0.mlp.experts"] == {"quant_algo": "NVFP4", "group_size": 16}
+    assert "model.layers.3.linear_attn.out_proj" not in formats
+
+
+def test_kimi_slice_has_the_tp8_rank_shapes():
+    rank = slices.build("kimi_k3", KIMI, tp=8, layers=24, weights="mxfp4")
+    config = rank.config
+    assert config["num_attention_heads"] == config["linear_attn_config"]["num_heads"] == 12
+    assert (config["moe_intermediate_size"], config["routed_expert_hidden_size"]) == (384, 3584)
+    assert len(config["linear_attn_config"]["full_attn_layers"]) == 6
+    assert len(config["linear_attn_config"]["kda_layers"]) == 18
+    assert rank.moe_layers == 23 and rank.expert_bytes == 3 * 3584 * 384 * 17 // 32
+    # The front of a MoE layer: shared gate_up 1536, router 896 and latent 3584 rows; then up, shared down.
+    moe = 7168 * (1536 + 896 + 3584) + 3584 * 7168 + 7168 * 768
+    kda = 7168 * (6144 + 12 + 128) + 1536 * 128 + 7168 * 1536 + 2 * 4608 * 4
+    mla = 7168 * (2112 + 1536 + 1536) + 2304 * 1536 + 12 * 512 * 256
+    assert rank.dense_bytes == 2 * (18 * kda + 6 * mla + 3 * 7168 * 4224 + 23 * moe)
+
+
+def test_deepseek_slice_keeps_whole_groups_and_renames_their_sources():
+    rank = slices.build("deepseek_v41", V41, tp=4, layers=24, weights="mxfp4")
+    config = rank.config
+    assert config["compress_ratios"] == [0] * 2 + [2] * 12 + [1] * 10
+    assert config["kv_source_layer_ids"] == [2, 8, 14]
+    assert config["index_source_layer_ids"] == [2, 8, 14, 18, 22]
+    assert (config["candidate_source_layer_id"], config["engram_layer_ids"]) == (14, [1])
+    assert (config["num_attention_heads"], config["o_groups"], config["moe_intermediate_size"]) == (
+        16,
+        2,
+        576,
+    )
+    assert rank.expert_bytes == 3 * 5120 * 576 * 17 // 32
+    whole = slices.build("deepseek_v41", V41, tp=4, layers=40, weights="mxfp4")
+    assert whole.config["compress_ratios"] == V41["compress_ratios"]
+    assert whole.config["engram_layer_ids"] == [1, 14]
+
+
+def test_engram_rows_follow_from_the_published_number_of_buckets():
+    rows = deepseek_v41_slice.engram_rows(2, 4, 8, 16_000_000)
+    assert rows == V41["engram_num_embeddings"]
+
+
 def test_whole_is_the_whole_model():
     production = memory.config("qwen3_5_35b")["text_config"]
     rank = slices.build("qwen3_5", production, tp=1, layers=40, weights="bf16")
@@ -57,8 +115,12 @@ def test_whole_is_the_whole_model():
     [
         ("qwen3_5", QWEN, {"tp": 3}, "does not divide over 3 ranks"),
         ("qwen3_5", QWEN, {"layers": 10}, "a multiple of 4 layers"),
-        ("qwen3_5", QWEN, {"weights": "mxfp4"}, "bf16 or nvfp4"),
+        ("qwen3_5", QWEN, {"weights": "mxfp4"}, "bf16, nvfp4 or nvfp4-fp8"),
         ("glm_moe_dsa", GLM, {"layers": 1}, "at least 2 layers"),
+        ("kimi_k3", KIMI, {"layers": 6}, "a multiple of 4 layers"),
+        ("kimi_k3", KIMI, {"weights": "nvfp4"}, "bf16 or mxfp4"),
+        ("deepseek_v41", V41, {"layers": 8, "weights": "mxfp4"}, "cannot have 8 layers"),
+        ("deepseek_v41", V41, {}, "has mxfp4 experts"),
         ("nothing", QWEN, {}, "no rank slice is defined"),
     ],
 )
@@ -96,16 +158,28 @@ def test_weights_alone_impose_the_routing():
     torch = pytest.importorskip("torch")
     from sglang_fork.bench import engine
 
+    class Routed:
+        def __init__(self, ids):
+            self.topk_ids = ids
+
+    class Experts(torch.nn.Module):
+        def forward(self, x, topk_output):
+            return 0 * x
+
     class Block(torch.nn.Module):
         def __init__(self, hidden, experts):
             super().__init__()
             self.gate = torch.nn.Linear(hidden, experts, bias=False, dtype=torch.bfloat16)
             self.mix = torch.nn.Linear(hidden, hidden, bias=False, dtype=torch.bfloat16)
+            self.experts = Experts()
 
         def forward(self, x):
             x = x + self.mix(x)
             normed = torch.nn.functional.rms_norm(x.float(), x.shape[-1:]).to(x.dtype)
-            return x, self.gate(normed)
+            chosen = torch.topk(self.gate(normed).float(), 8).indices
+            # A ninth choice beyond the experts, as a fused shared expert is.
+            shared = torch.full_like(chosen[:, :1], self.gate.out_features)
+            return x + self.experts(normed, topk_output=Routed(torch.cat([chosen, shared], 1)))
 
     class Toy(torch.nn.Module):
         def __init__(self, layers, hidden, experts):
@@ -114,12 +188,10 @@ def test_weights_alone_impose_the_routing():
             self.model.embed_tokens = torch.nn.Embedding(97, hidden, dtype=torch.bfloat16)
             self.model.layers = torch.nn.ModuleList(Block(hidden, experts) for _ in range(layers))
 
-        def logits(self, rows):
-            x, out = self.model.embed_tokens(torch.arange(rows)), []
+        def forward(self, rows):
+            x = self.model.embed_tokens(torch.arange(rows))
             for layer in self.model.layers:
-                x, logits = layer(x)
-                out.append(logits)
-            return out
+                x = layer(x)
 
     torch.manual_seed(0)
     toy = Toy(layers=6, hidden=256, experts=64)
@@ -127,8 +199,54 @@ def test_weights_alone_impose_the_routing():
         parameter.data.uniform_(-1e-3, 1e-3)
     drawn = routing.draw("independent", layers=6, rows=16, experts=64, top_k=8)
     with pytest.raises(ForkError, match="the router chose"):
-        engine.check_routing(toy.logits(16), drawn)
+        engine.check_routing(engine.chosen_experts(toy, lambda: toy(16)), drawn, 64)
     engine.impose_routing(toy, drawn, experts=64)
-    engine.check_routing(toy.logits(16), drawn)
+    engine.check_routing(engine.chosen_experts(toy, lambda: toy(16)), drawn, 64)
     with pytest.raises(ForkError, match="6 routers found"):
         engine.impose_routing(toy, routing.draw("independent", layers=5, rows=2, experts=64, top_k=8), 64)
+    with pytest.raises(ForkError, match="5 MoE layers ran"):
+        engine.check_routing(engine.chosen_experts(toy, lambda: toy(2))[:5], drawn, 64)
+
+
+def test_quantised_dummy_weights_become_finite_and_small():
+    torch = pytest.importorskip("torch")
+    from sglang_fork.bench import engine
+
+    dtypes = {
+        "w13_weight": torch.uint8,
+        "w13_weight_scale": torch.uint8,
+        "experts.w2_weight": torch.int8,
+        "block.w2_weight_scale": torch.float8_e4m3fn,
+        "block.w2_weight_scale_2": torch.float32,
+        "linear.weight": torch.float8_e4m3fn,
+        "linear.weight_scale_inv": torch.float32,
+        "linear.input_scale": torch.float32,
+        "attn.k_scale": torch.float32,
+        "embed.scale": torch.float8_e8m0fnu,
+        "hc_attn_scale": torch.float32,
+        "norm.weight": torch.bfloat16,
+    }
+    model = torch.nn.Module()
+    tensors = {name: torch.full((4096,), 0.5).to(dtype) for name, dtype in dtypes.items()}
+    model.state_dict = lambda: tensors
+    engine.settle(model)
+    values = {name: t.float() for name, t in tensors.items()}
+    assert len(values["w13_weight"].unique()) > 200 and len(values["experts.w2_weight"].unique()) > 200
+    assert values["w13_weight_scale"].unique().tolist() == [115.0]
+    assert values["block.w2_weight_scale"].unique().tolist() == [1.0]
+    assert values["block.w2_weight_scale_2"].unique().tolist() == [2.0**-12]
+    assert values["linear.weight_scale_inv"].unique().tolist() == [2.0**-12]
+    assert values["linear.input_scale"].unique().tolist() == values["attn.k_scale"].unique().tolist() == [1.0]
+    assert values["embed.scale"].unique().tolist() == [2.0**-12]
+    assert values["linear.weight"].isfinite().all() and 0.9 < values["linear.weight"].abs().max() <= 1
+    assert values["hc_attn_scale"].unique().tolist() == values["norm.weight"].unique().tolist() == [0.5]
+
+
+def test_workers_start_together_and_time_one_after_the_other(tmp_path):
+    from sglang_fork.bench import step
+
+    lock = tmp_path / "lock"
+    with step.starting(lock), step.starting(lock), step.alone(lock, patience=0.3) as quiet:
+        assert not quiet, "others are starting"
+    with step.alone(lock) as quiet:
+        assert quiet
