@@ -26,6 +26,9 @@ from sglang_fork.stack.apply import AppliedTree, apply_stack
 from sglang_fork.stack.platforms import Platform, native_platform
 from sglang_fork.stack.wheel import fetch_base_wheel
 
+RECIPE = 1
+"""Goes up when a build makes something else of the same inputs: existing environments are refreshed then."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -158,6 +161,7 @@ def _wanted(profile: str, options: Options, tree: AppliedTree, before: Stamp | N
         dev_tools=dev_tools,
         left_out=tuple(package.name for package in left_out(profile)),
         kept=("torch",) if options.skip_torch else (),
+        recipe=RECIPE,
     )
 
 
@@ -212,7 +216,9 @@ def native_extras(profile: str) -> None:
     packages = site_packages(venv)
     link_stub = venv / "link-stub"
     if shutil.which("gcc") or shutil.which("cc") or shutil.which("clang"):
-        stub.build_stubs(packages, [], link_stub)
+        # All of the driver's functions: a linker drops a library from which it takes no symbol.
+        headers = sorted(packages.glob("nvidia/cu1*/include/cuda.h"))
+        stub.build_stubs(packages, [], link_stub, stub.driver_functions(headers[0]) if headers else ())
     if profile == "cpu" and not driver_present():
         libraries = [library for package in left_out(profile) for library in package.libraries]
         stub.build_stubs(packages, libraries, stub_dir())

@@ -24,7 +24,7 @@ class Stamp:
     ``fork``: the fork wheel's version; ``lock``: SHA-256 of the runtime lock; ``python``: ``cp312``;
     ``editable``: the fork is installed as a link to the patched tree; ``dev_tools``: the tests' and
     linters' packages are in; ``left_out``: packages installed as metadata alone; ``kept``: what
-    ``--skip-torch`` left as it was.
+    ``--skip-torch`` left as it was; ``recipe``: which way of building made it.
     """
 
     profile: str
@@ -36,6 +36,7 @@ class Stamp:
     dev_tools: bool = False
     left_out: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    recipe: int = 0
 
 
 def stamp_path(profile: str) -> Path:

@@ -75,11 +75,22 @@ def wanted_symbols(libraries: Iterable[Path], left_out: Iterable[LeftOut]) -> di
     return wanted
 
 
-def build_stubs(site_packages: Path, left_out: Iterable[LeftOut], out: Path) -> list[str]:
-    """Compile one stub a library into folder ``out``, replacing what lay there; return the sonames."""
+def driver_functions(header: Path) -> set[str]:
+    """The names of the driver's functions in ``cuda.h``, those with a version suffix too."""
+    return set(re.findall(r"\bcu[A-Z]\w*", header.read_text(errors="replace"))) if header.exists() else set()
+
+
+def build_stubs(
+    site_packages: Path, left_out: Iterable[LeftOut], out: Path, driver: Iterable[str] = ()
+) -> list[str]:
+    """Compile one stub a library into folder ``out``, replacing what lay there; return the sonames.
+
+    ``driver``: functions that the driver's stub has beside those that the extensions ask of it.
+    """
     compiler = find_compiler()
     outs = [DRIVER_STUB, *left_out]
     wanted = wanted_symbols(sorted(site_packages.rglob("*.so")), outs)
+    wanted[DRIVER] = dict.fromkeys(driver, "") | wanted[DRIVER]
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix="stub-"))
     try:

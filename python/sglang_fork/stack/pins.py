@@ -4,11 +4,11 @@
 A module under ``python/sglang`` declares its pins in two constants, read from its syntax tree and never
 imported::
 
-    SGLANG_MIRRORS = {"body srt/models/qwen3_5.py::Qwen3_5GatedDeltaNet.forward"}       # adapted here
+    SGLANG_MIRRORS = {"body srt/models/qwen3_5.py::Qwen3_5GatedDeltaNet.forward"}        # adapted here
     SGLANG_READS = {
-        "sig srt/model_executor/forward_context.py::get_attn_backend",                  # called "bases
-        srt/models/glm4_moe.py::GlmMoeDsaForCausalLM",                           # subclassed "tree
-        srt/layers/layer_boundary",                                               # depended on as a whole
+        "sig srt/model_executor/forward_context.py::get_attn_backend",                   # called
+        "bases srt/models/glm4_moe.py::GlmMoeDsaForCausalLM",                            # subclassed
+        "tree srt/layers/layer_boundary",                                                # depended on whole
     }
 
 ``patches/pins`` holds one ``digest  key`` line for each, after a line naming the release at which a person

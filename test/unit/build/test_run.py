@@ -142,6 +142,17 @@ def test_refresh_of_a_built_environment_is_not_built_until_its_end(
     assert env.built_profile() is None
 
 
+def test_an_environment_of_an_older_recipe_is_refreshed(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = build(Options(), quiet())
+    machine.write_text("")
+    monkeypatch.setattr(run, "RECIPE", run.RECIPE + 1)
+    assert build(Options(), quiet()).recipe == stamp.recipe + 1
+    log = machine.read_text()
+    assert "pip sync" in log and "venv --python" not in log, "what is there is kept"
+
+
 def test_no_disk_space(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 10**9))

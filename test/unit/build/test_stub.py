@@ -78,6 +78,16 @@ def test_stubs_are_replaced_whole(user: Path, tmp_path: Path) -> None:
     assert ctypes.CDLL(str(out / "libcuda.so.1")).cuInit() == 100
 
 
+def test_functions_that_nothing_installed_asks_for(user: Path, tmp_path: Path) -> None:
+    header = tmp_path / "cuda.h"
+    header.write_text("#define cuMemAlloc cuMemAlloc_v2\nCUresult CUDAAPI cuInit(unsigned int Flags);\n")
+    names = stub.driver_functions(header)
+    assert names == {"cuMemAlloc", "cuMemAlloc_v2", "cuInit"}
+    build_stubs(user.parent, [], tmp_path / "stubs", names)
+    assert ctypes.CDLL(str(tmp_path / "stubs/libcuda.so.1")).cuMemAlloc_v2() == 100
+    assert stub.driver_functions(tmp_path / "none.h") == set()
+
+
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ForkError, match=r"no C compiler[\s\S]*install gcc"):
