@@ -52,6 +52,26 @@ def test_a_list_that_cannot_be_read_is_refused(nvfp4, fp8_list, why):
         post_quant.read_plan(nvfp4, fp8_list)
 
 
+PINNED = Path(__file__).parents[1] / "models" / "pinned" / "qwen3_5_397b.txt"
+
+
+@pytest.mark.parametrize(
+    ("group", "layers"),
+    [
+        ("gdn", ["in_proj_qkvz", "out_proj"]),
+        ("attention", ["qkv_proj", "o_proj"]),
+        ("shared_expert", ["gate_up_proj", "down_proj"]),
+        ("lm_head", ["lm_head"]),
+    ],
+)
+def test_each_group_names_qwen3_5s_own_modules(group, layers):
+    """On the CUDA branch an attention layer's projections lie in the layer itself."""
+    text = PINNED.read_text().replace("layers.*", "layers.3")
+    modules = {line.split(".weight ")[0] for line in text.splitlines() if ".weight " in line}
+    found = [name for name in modules if post_quant.Plan({group: "fp8"}).target_of(name)]
+    assert sorted(name.rsplit(".", 1)[-1] for name in found) == sorted(layers)
+
+
 def test_nothing_changes_unless_asked():
     model = Model()
     before = model.lm_head.weight

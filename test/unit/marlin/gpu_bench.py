@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small-M products of Qwen3.5-122B and 35B on one GPU: Marlin NVFP4, FP8 and BF16 (not a pytest file).
 
-    PYTHONPATH=<patched tree> python gpu_bench.py [--out results.jsonl]
+    PYTHONPATH=<patched tree> python gpu_bench.py [--out results.jsonl] [--only dense|moe]
 
 Every call reads weights that are not in L2: a CUDA graph runs through enough copies of the layer (or enough
 different expert choices) to pass 4 times L2. A number is the median of ``REPLAYS`` replays divided by the
@@ -229,6 +229,7 @@ def triton_moe(x, w13, w2, choice, config):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", choices=("dense", "moe"))
     args = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     torch.manual_seed(0)
@@ -243,12 +244,12 @@ def main() -> int:
         if args.out:
             args.out.write_text("".join(json.dumps(r) + "\n" for r in results))
 
-    for model, shapes in DENSE.items():
+    for model, shapes in DENSE.items() if args.only != "moe" else ():
         for name, n, k in shapes:
             dense(model, name, n, k, rate)
             torch.cuda.empty_cache()
             save()
-    for model, shape in MOE.items():
+    for model, shape in MOE.items() if args.only != "dense" else ():
         try:
             moe(model, *shape, rate)
         except Exception as error:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 GROUPS: dict[str, str] = {
     "gdn": r"linear_attn\.(in_proj_qkvz|in_proj_qkv|in_proj_z|out_proj)$",
-    "attention": r"self_attn\.(qkv_proj|o_proj)$",
+    "attention": r"(self_attn|layers\.\d+)\.(qkv_proj|o_proj)$",
     "shared_expert": r"shared_experts?\.(gate_up_proj|down_proj)$",
     "mlp": r"\bmlp\.(gate_up_proj|down_proj)$",
     "lm_head": r"(^|\.)lm_head$",
