@@ -45,6 +45,15 @@ FAMILIES: Mapping[str, CpuFamily] = MappingProxyType(
                 "SGLANG_MAMBA_CONV_DTYPE": "an FP32 model needs its convolution state in FP32 as well",
             },
         ),
+        "kimi_k3": CpuFamily(
+            sized={**SIZED, "--max-mamba-cache-size": "48"},
+            environment={"SGLANG_MAMBA_CONV_DTYPE": "float32", "TORCH_COMPILE_DISABLE": "1"},
+            why={
+                "--max-mamba-cache-size": "the default takes gigabytes of memory for states that stay unused",
+                "SGLANG_MAMBA_CONV_DTYPE": "an FP32 model needs its convolution state in FP32 as well",
+                "TORCH_COMPILE_DISABLE": "compiling the router takes a minute and saves microseconds",
+            },
+        ),
     }
 )
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,11 @@ def apply(resolution: Resolution, profile: str) -> tuple[Resolution, list[Change
             changes.append(Change(f"without {variable.name}", drops[variable.name]))
         else:
             variables.append(variable)
+    for name, value in environment(preset.family, profile).items():
+        if name not in {variable.name for variable in variables}:
+            reason = _why(preset.family, name)
+            variables.append(Variable(name, value, f"--tiny: {reason}"))
+            changes.append(Change(f"{name}={value}", reason))
     changed = replace(
         resolution, arguments=tuple(arguments), variables=tuple(variables), missing=(), notes=()
     )
@@ -97,6 +103,11 @@ def needed(family: str, profile: str) -> dict[str, dict[str, Any]]:
         flag.removeprefix("--"): {"value": True if value is None else value, "reason": _why(family, flag)}
         for flag, value in {**flags.forced, **flags.sized}.items()
     }
+
+
+def environment(family: str, profile: str) -> Mapping[str, str]:
+    """The variables that the CPU engine needs for a family."""
+    return cpu_flags.FAMILIES[family].environment if profile == "cpu" else {}
 
 
 def _why(family: str, name: str) -> str:

@@ -64,12 +64,20 @@ def fused_qkvzba_split_reshape_cat_contiguous(
     return qkv.clone(**fresh), z.clone(**fresh).view(-1, v_heads, v_dim), b.clone(**fresh), a.clone(**fresh)
 
 
-def fused_rmsnorm_gated(x: Tensor, weight: Tensor | None, gate: Tensor, eps: float) -> Tensor:
-    """``rmsnorm(x) * weight * silu(gate)`` over the last dimension."""
+def rmsnorm_gated(x: Tensor, weight: Tensor | None, gate: Tensor, eps: float, activation: str) -> Tensor:
+    """``rmsnorm(x) * weight * activation(gate)`` over the last dimension; "silu" (or "swish") or
+    "sigmoid".
+    """
     normed = unit_rms(x, eps)
     if weight is not None:
         normed = normed * weight.float()
-    return (normed * F.silu(gate.float())).to(x.dtype)
+    act = torch.sigmoid if activation == "sigmoid" else F.silu
+    return (normed * act(gate.float())).to(x.dtype)
+
+
+def fused_rmsnorm_gated(x: Tensor, weight: Tensor | None, gate: Tensor, eps: float) -> Tensor:
+    """``rmsnorm_gated`` with SiLU."""
+    return rmsnorm_gated(x, weight, gate, eps, "silu")
 
 
 OPERATORS = {
