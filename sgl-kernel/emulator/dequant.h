@@ -15,4 +15,13 @@ MEGA_DEVICE u32 e4m3x2_to_f16x2(u32 bytes) {
   return half(bytes) | half(bytes >> 8) << 16;
 }
 
+MEGA_DEVICE u32 multiply_f16x2(u32 a, u32 b) {
+  const auto product = [&](int shift) -> u32 {
+    const auto x = emulator::f16_to_float(static_cast<uint16_t>(a >> shift));
+    const auto y = emulator::f16_to_float(static_cast<uint16_t>(b >> shift));
+    return emulator::float_to_f16(x * y);  // the fp32 product of two fp16 is exact: one rounding
+  };
+  return product(0) | product(16) << 16;
+}
+
 }  // namespace mega

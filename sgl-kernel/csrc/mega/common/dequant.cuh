@@ -18,6 +18,12 @@ MEGA_DEVICE u32 e4m3x2_to_f16x2(u32 bytes) {
   return word;
 }
 
+MEGA_DEVICE u32 multiply_f16x2(u32 a, u32 b) {
+  u32 word;
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  return word;
+}
+
 }  // namespace mega
 #endif
 
