@@ -54,6 +54,10 @@ FAMILIES: Mapping[str, CpuFamily] = MappingProxyType(
                 "TORCH_COMPILE_DISABLE": "compiling the router takes a minute and saves microseconds",
             },
         ),
+        "glm_moe_dsa": CpuFamily(
+            forced={**FORCED, "--page-size": "64"},
+            why={"--page-size": "SGLang's pool of index keys has pages of 64"},
+        ),
     }
 )
 

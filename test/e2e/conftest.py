@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes ``cpu_engine`` importable here and in the engine's own processes, and the tiny checkpoints."""
+"""Makes ``cpu_engine`` importable here and in the engines' processes; tiny checkpoints, shared engines."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,3 +26,30 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return path if path.exists() else make.make(family, path)
 
     return checkpoint
+
+
+@pytest.fixture(scope="session")
+def engines(tiny) -> Iterator[Callable[..., Any]]:
+    """``engines(family)`` decodes plainly, ``engines(family, steps)`` drafts ``steps`` tokens a step.
+
+    Their pools are small and their prompts are computed in chunks of 64.
+    """
+    from cpu_engine.local import local_engine
+
+    running: dict[tuple[str, int], Any] = {}
+    with ExitStack() as stack:
+
+        def engine(family: str, steps: int = 0) -> Any:
+            if (family, steps) not in running:
+                settings = {"chunked_prefill_size": 64, "max_total_tokens": 1280}
+                if steps:
+                    settings |= {
+                        "speculative_algorithm": "EAGLE",
+                        "speculative_num_steps": steps,
+                        "speculative_eagle_topk": 1,
+                        "speculative_num_draft_tokens": steps + 1,
+                    }
+                running[family, steps] = stack.enter_context(local_engine(family, tiny(family), **settings))
+            return running[family, steps]
+
+        yield engine

@@ -49,7 +49,7 @@ def apply(resolution: Resolution, profile: str) -> tuple[Resolution, list[Change
     rules = load_rules(profile)
     settings = needed(preset.family, profile) | rules.get("set", {})
     drops = rules.get("drop", {})
-    draft_reason = rules.get("drop-draft", {}).get("reason")
+    draft_reason = rules.get("drop-draft", {}).get(preset.family)
     changes: list[Change] = []
     arguments: list[Argument] = []
     for argument in resolution.arguments:

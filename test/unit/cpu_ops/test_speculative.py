@@ -144,3 +144,21 @@ def test_bonus_tokens_slots_and_rotation(speculative) -> None:
         ids, torch.tensor([0, 3]), torch.tensor([3, 2]), torch.tensor([[70], [80]]), torch.tensor([1, 3])
     )
     assert ids.tolist() == [2, 70, 3, 80, 5]
+
+
+def test_bonus_tokens_come_from_a_row_a_request(speculative) -> None:
+    bonus = torch.zeros(2, dtype=torch.int32)
+    speculative.fill_bonus_tokens(torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.tensor([1, 3]), bonus, 3)
+    assert bonus.tolist() == [5, 10]
+
+
+def test_cache_slots_move_in_every_buffer_and_all_are_read_first(speculative) -> None:
+    keys, values = torch.randn(6, 2, 4), torch.randint(0, 100, (6, 3), dtype=torch.int16)
+    wanted = [buffer.clone() for buffer in (keys, values)]
+    source, target = torch.tensor([1, 2, 5]), torch.tensor([2, 3, 0])
+    for buffer in wanted:
+        buffer[target] = buffer[source].clone()
+    pointers = torch.tensor([keys.data_ptr(), values.data_ptr()], dtype=torch.uint64)
+    strides = torch.tensor([keys[0].nbytes, values[0].nbytes])
+    speculative.copy_all_layer_kv_cache(pointers, strides, target, source)
+    assert torch.equal(keys, wanted[0]) and torch.equal(values, wanted[1])

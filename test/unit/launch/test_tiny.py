@@ -42,7 +42,7 @@ def test_the_cpu_gets_what_its_engine_needs(name: str) -> None:
     after, _ = made(name, "cpu")
     for flag, value in cpu_flags.FAMILIES[after.preset.family].forced.items():
         assert after.has(flag) and (value is None or after.value(flag) == value)
-    assert after.value("--tp-size", "1") == "1" and not after.has("--speculative-algorithm")
+    assert after.value("--tp-size", "1") == "1"
     assert after.model_path.endswith(after.preset.family)
     assert after.missing == (), "one machine needs no node rank"
 
@@ -51,6 +51,18 @@ def test_what_does_not_depend_on_the_hardware_stays() -> None:
     before, (after, _) = resolve(preset.load("Qwen3.5-35B-A3B"), {}), made("Qwen3.5-35B-A3B", "cpu")
     assert after.value("--mamba-ssm-dtype") == before.value("--mamba-ssm-dtype") == "bfloat16"
     assert after.value("--dtype") == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), (("Qwen3.5-397B-NVFP4", "6"), ("GLM-5.3-NVFP4", "3"), ("GLM-5.3-NVFP4-5steps", "5"))
+)
+def test_the_cpu_keeps_the_draft_unless_told_not_to(name: str, steps: str) -> None:
+    after, changes = made(name, "cpu")
+    assert after.value("--speculative-num-steps") == steps
+    assert after.value("--speculative-num-draft-tokens") == str(int(steps) + 1)
+    assert not any("speculative" in change for change in changes)
+    plain, _ = made(name, "cpu", DISABLE_MTP="1")
+    assert not plain.has("--speculative-algorithm")
 
 
 def test_one_gpu_keeps_the_draft_and_drops_the_other_ranks() -> None:
@@ -83,6 +95,6 @@ def test_every_rule_names_something_that_a_preset_has() -> None:
     for name in WITH_TWIN:
         p = preset.load(name)
         for q in (p, *(p.on(m) for m in p.machines)):
-            used |= {*q.flags, *q.env, "model-path", "nnodes", "node-rank", "dist-init-addr"}
+            used |= {*q.flags, *q.draft, *q.env, "model-path", "nnodes", "node-rank", "dist-init-addr"}
     for profile in ("cpu", "cuda"):
         assert set(tiny.load_rules(profile)["drop"]) <= used

@@ -8,6 +8,8 @@ whole batch.
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -186,9 +188,12 @@ def assign_draft_cache_locs_contiguous(
 def fill_bonus_tokens(
     accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int
 ) -> None:
-    """``bonus_tokens[i]`` = the last accepted token of request i; ``accept_lens`` counts the bonus."""
+    """``bonus_tokens[i]`` = the last accepted token of request i; ``accept_lens`` counts the bonus.
+
+    ``accept_tokens`` holds ``accept_stride`` tokens a request, in any shape.
+    """
     rows = torch.arange(accept_lens.shape[0])
-    bonus_tokens.copy_(accept_tokens[rows * accept_stride + accept_lens.long() - 1])
+    bonus_tokens.copy_(accept_tokens.flatten()[rows * accept_stride + accept_lens.long() - 1])
 
 
 def fill_accept_out_cache_loc(
@@ -197,6 +202,18 @@ def fill_accept_out_cache_loc(
     """Packs the slots of the accepted positions to the front of ``accept_out_cache_loc``."""
     taken = accept_index[accept_index >= 0].long()
     accept_out_cache_loc[: taken.numel()] = out_cache_loc[taken].to(accept_out_cache_loc.dtype)
+
+
+def copy_all_layer_kv_cache(data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:
+    """Copies slots ``src_loc`` to ``tgt_loc`` in every buffer, all read before any is written.
+
+    ``data_ptrs`` [buffers] are their addresses, ``strides`` [buffers] the bytes of a slot.
+    """
+    sources, targets = src_loc.tolist(), tgt_loc.tolist()
+    for base, size in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
+        rows = [ctypes.string_at(base + slot * size, size) for slot in sources]
+        for slot, row in zip(targets, rows, strict=True):
+            ctypes.memmove(base + slot * size, row, size)
 
 
 def rotate_input_ids(
@@ -241,6 +258,9 @@ OPERATORS = {
     " int accept_stride) -> ()": fill_bonus_tokens,
     "fill_accept_out_cache_loc_cpu(Tensor accept_index, Tensor out_cache_loc,"
     " Tensor(a!) accept_out_cache_loc) -> ()": fill_accept_out_cache_loc,
+    "copy_all_layer_kv_cache_cpu(Tensor data_ptrs, Tensor strides, Tensor tgt_loc, Tensor src_loc) -> ()": (
+        copy_all_layer_kv_cache
+    ),
     "rotate_input_ids_cpu(Tensor(a!) input_ids, Tensor extend_start_loc, Tensor extend_seq_lens,"
     " Tensor topk_index, Tensor? select_index) -> ()": rotate_input_ids,
 }

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculative decoding on the CPU: plain greedy tokens; a re-prefill's state after every accepted length."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+PROMPT_LENGTHS = (5, 83)
+STATE_ERROR = 2e-5  # of each buffer's largest value: FP32, sums in another order
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    chosen = random.randrange(1 << 30)
+    print(f"seed {chosen}")
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def prompts(seed: int) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(3, 470) for _ in range(length)] for length in PROMPT_LENGTHS]
+
+
+DRAFTS = {
+    "qwen3_5 6/7": ("qwen3_5", 6),
+    "glm_moe_dsa 3/4": ("glm_moe_dsa", 3),
+    "glm_moe_dsa 5/6": ("glm_moe_dsa", 5),
+}
+
+
+@pytest.fixture(scope="module", params=DRAFTS)
+def draft(request, engines):
+    family, steps = DRAFTS[request.param]
+    return engines(family), engines(family, steps), steps
+
+
+def tokens_of(steps: int) -> int:
+    """Enough for two rounds of every accepted length."""
+    return 2 * sum(range(1, steps + 2)) + 2
+
+
+def test_greedy_tokens_are_plain_decodings(draft, prompts) -> None:
+    plain, drafting, steps = draft
+    plain.flush()
+    drafting.flush()
+    wanted = plain.continuations(prompts, tokens_of(steps))
+    replies = drafting.generate(prompts, tokens_of(steps))
+    assert [reply.tokens for reply in replies] == wanted
+    assert all(0 < reply.verify_steps < tokens_of(steps) for reply in replies), "no draft was verified"
