@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tiny checkpoints' tokenizer: byte-level BPE of 480 tokens, then 32 special tokens of the family.
 
-Token ids 0-255 are the bytes themselves, 256-479 the merges of ``data/merges.txt`` (learnt from the training
-corpus, see ``train/vocabulary.py``), 480-511 the family's own special tokens, padded with reserved ones. The
-result is a Hugging Face ``tokenizer.json`` with its ``tokenizer_config.json``.
+Token ids 0-255 are the bytes themselves, 256-479 the merges of ``data/merges.txt`` (learnt from the King
+James Bible), 480-511 the family's own special tokens, padded with reserved ones. The result is a Hugging Face
+``tokenizer.json`` with its ``tokenizer_config.json``.
 """
 
 from __future__ import annotations
