@@ -31,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="no lock and no tests: write the ported patches to a folder",
     )
     parser.add_argument("--skip-tests", action="store_true", help="do not build and test on the new base")
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        default=[],
+        metavar="PATH",
+        help="run only these tests on the new base, and say so",
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write the report (Markdown) here")
 
 
@@ -40,12 +47,14 @@ def run(args: argparse.Namespace) -> int:
         raise ForkError("give one of VERSION, --from-git, --continue, --skip and --abort")
     if args.repin and not args.resume:
         raise ForkError("--repin goes with --continue")
+    if args.tests and (args.skip_tests or args.patches_only or args.dry_run):
+        raise ForkError("--tests goes with a rebase that runs tests")
     if args.abort:
         rebasing.abort()
         print("rebase: aborted; patches and tree are as they were")
         return 0
     if going_on:
-        report = rebasing.resume(skip=args.skip, repin=args.repin)
+        report = rebasing.resume(skip=args.skip, repin=args.repin, tests=args.tests)
     else:
         report = rebasing.start(
             args.version,
@@ -53,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
             dry_run=args.dry_run,
             patches_only=args.patches_only,
             skip_tests=args.skip_tests,
+            tests=args.tests,
         )
     if args.report and report.outcomes:
         report.write(args.report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def patched(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> Fork:
         (checkout / "python/sglang_fork/lock/runtime.txt").write_text(f"{version}\n")
 
     monkeypatch.setattr(candidate, "make_lock", make_lock)
-    monkeypatch.setattr(candidate, "run_tests", lambda checkout: [])
+    monkeypatch.setattr(candidate, "run_tests", lambda checkout, tests: [])
     return fork
 
 
@@ -59,11 +60,11 @@ def verdicts(report: Report) -> dict[str, str]:
     return {o.name.removesuffix(".patch"): o.verdict for o in report.outcomes}
 
 
-def rebase(fork: Fork, version: str = "1.1", **kwargs: bool) -> Report:
+def rebase(fork: Fork, version: str = "1.1", **kwargs: Any) -> Report:
     return run.start(version, checkout=fork.root, **kwargs)
 
 
-def go_on(fork: Fork, **kwargs: bool) -> Report:
+def go_on(fork: Fork, **kwargs: Any) -> Report:
     return run.resume(fork.root, **kwargs)
 
 
@@ -115,7 +116,7 @@ def test_state_folder_inside_the_checkout_is_not_copied(
     release(patched, "1.1", version=("1", "2"))
     monkeypatch.setenv("SGLANG_FORK_HOME", str(patched.root / "state"))
     patched.apply()
-    monkeypatch.setattr(candidate, "run_tests", lambda checkout: ["stop here"])
+    monkeypatch.setattr(candidate, "run_tests", lambda checkout, tests: ["stop here"])
     rebase(patched)
     assert not (candidate.candidate_dir() / "state").exists()
     run.abort()
@@ -317,19 +318,31 @@ def test_file_changed_in_checkout_and_candidate(patched: Fork) -> None:
 def test_failing_tests_keep_the_checkout(patched: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
     release(patched, "1.1", version=("1", "2"))
     before = current(patched)
-    monkeypatch.setattr(candidate, "run_tests", lambda checkout: ["./sglang.sh test ended with 1"])
+    monkeypatch.setattr(candidate, "run_tests", lambda checkout, tests: ["./sglang.sh test ended with 1"])
     assert rebase(patched).faults == ["./sglang.sh test ended with 1"]
     unchanged(patched, before)
-    monkeypatch.setattr(candidate, "run_tests", lambda checkout: [])
+    monkeypatch.setattr(candidate, "run_tests", lambda checkout, tests: [])
     assert go_on(patched).faults == []
     assert read_series(patched.patches).version == "1.1"
 
 
 def test_skipped_tests_are_said_to_be(patched: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
     release(patched, "1.1", version=("1", "2"))
-    monkeypatch.setattr(candidate, "run_tests", lambda checkout: ["must not run"])
+    monkeypatch.setattr(candidate, "run_tests", lambda checkout, tests: ["must not run"])
     report = rebase(patched, skip_tests=True)
     assert report.faults == [] and "the CPU tests were not run" in report.notes
+
+
+def test_only_the_named_tests_and_the_report_says_so(patched: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
+    release(patched, "1.1", version=("1", "2"))
+    ran: list[list[str]] = []
+    monkeypatch.setattr(candidate, "run_tests", lambda checkout, tests: ran.append(tests) or ["failed"])
+    assert rebase(patched, tests=["test/unit/stack"]).faults == ["failed"]
+    assert go_on(patched).faults == ["failed"]
+    monkeypatch.setattr(candidate, "run_tests", lambda checkout, tests: ran.append(tests) or [])
+    report = go_on(patched, tests=["test/unit"])
+    assert ran == [["test/unit/stack"], ["test/unit/stack"], ["test/unit"]]
+    assert report.faults == [] and "only these tests were run: test/unit" in report.notes
 
 
 def test_tests_run_in_the_candidate_with_a_state_folder_of_their_own(

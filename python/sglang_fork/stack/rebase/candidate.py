@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_fork.errors import ForkError
@@ -94,7 +95,7 @@ def make_lock(checkout: Path, version: str) -> None:
     make_locks(ensure_uv(), metadata, checkout / "python/sglang_fork/lock", upgrade=False)
 
 
-def run_tests(checkout: Path) -> list[str]:
+def run_tests(checkout: Path, tests: Sequence[str] = ()) -> list[str]:
     """Run the candidate's tests, which build its CPU profile in a state folder apart; returns failures."""
     home = folder() / "home"
     home.mkdir(exist_ok=True)
@@ -104,8 +105,10 @@ def run_tests(checkout: Path) -> list[str]:
     env = os.environ | {"SGLANG_FORK_HOME": str(home), "SGLANG_PYTHON": sys.executable}
     env.pop("SGLANG_FORK_PROFILE", None)
     track(checkout)
-    done = subprocess.run([str(checkout / "sglang.sh"), "test"], env=env)
-    return [f"./sglang.sh test in {checkout} ended with {done.returncode}"] if done.returncode else []
+    command = ["test", *tests]
+    done = subprocess.run([str(checkout / "sglang.sh"), *command], env=env)
+    said = f"./sglang.sh {' '.join(command)} in {checkout} ended with {done.returncode}"
+    return [said] if done.returncode else []
 
 
 def track(checkout: Path) -> None:

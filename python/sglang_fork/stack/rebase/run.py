@@ -6,6 +6,7 @@ end.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_fork.errors import ForkError
@@ -29,6 +30,7 @@ def start(
     dry_run: bool = False,
     patches_only: bool = False,
     skip_tests: bool = False,
+    tests: Sequence[str] = (),
 ) -> Report:
     """Port every patch onto ``version`` (a release or ``newest``) or ``source`` (``URL@REF``).
 
@@ -60,6 +62,7 @@ def start(
             patches_only=patches_only,
             skip_tests=skip_tests,
             names=list(stack.series.names),
+            tests=list(tests),
         )
         _open(git, state, stack.files)
         try:
@@ -98,12 +101,16 @@ def abort() -> None:
         _close(workspace.repository())
 
 
-def resume(checkout: Path = ROOT, skip: bool = False, repin: bool = False) -> Report:
+def resume(
+    checkout: Path = ROOT, skip: bool = False, repin: bool = False, tests: Sequence[str] = ()
+) -> Report:
     """Go on: take the resolution of the waiting patch (or leave it out with ``skip``), or try the gate again.
 
-    ``repin`` signs off the pinned code that upstream changed, in the candidate.
+    ``repin`` signs off the pinned code that upstream changed, in the candidate. ``tests``, where given,
+    replaces what the gate runs.
     """
     state = states.load()
+    state.tests = list(tests) or state.tests
     with workspace.locked():
         tree = Git(states.tree_dir())
         if skip and state.stopped is None:
@@ -194,7 +201,8 @@ def _gate_and_install(git: Git, state: State, checkout: Path, report: Report, re
     if state.skip_tests:
         report.notes.append("the CPU tests were not run")
     else:
-        report.faults += candidate.run_tests(target)
+        report.faults += candidate.run_tests(target, state.tests)
+        report.notes += [f"only these tests were run: {' '.join(state.tests)}"] * bool(state.tests)
     if report.faults:
         return False
     work = workspace.pending_work(git)

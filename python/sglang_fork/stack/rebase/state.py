@@ -25,6 +25,7 @@ class State:
     """``old_*``: where the patches come from. ``label``: the new base (a release, or ``git-<commit>``),
     ``base`` its commit. ``names``: patch files in order; the first ``len(outcomes)`` of them are dealt with.
     ``stopped``: the outcome that waits for a person, and ``head`` the new tree's commit before that patch.
+    ``tests``: what the gate runs, empty for everything.
     """
 
     old_version: str
@@ -39,6 +40,7 @@ class State:
     outcomes: list[Outcome] = field(default_factory=list)
     stopped: Outcome | None = None
     head: str = ""
+    tests: list[str] = field(default_factory=list)
 
     @property
     def installs(self) -> bool:
