@@ -72,6 +72,23 @@ def test_every_architecture_builds_without_a_gpu(tmp_path: Path) -> None:
         assert load_cubin(ENTRY, str(record["arch"]), cache)[:4] == b"\x7fELF"
 
 
+def test_what_the_cache_holds_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = CubinCache(tmp_path / "cubins")
+    first = build_cubins(["sm_90a"], [ENTRY], cache)
+    made = []
+
+    def counting(spec: KernelSpec, arch: str) -> object:
+        made.append(arch)
+        return compile_kernel(spec, arch)
+
+    monkeypatch.setitem(build_cubins.__globals__, "compile_kernel", counting)
+    assert build_cubins(["sm_90a"], [ENTRY], cache) == first and made == []
+    damaged = cache.folder / f"{cache_key(ENTRY, 'sm_90a')}.cubin"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    both = build_cubins(["sm_90a", "sm_100a"], [ENTRY], cache)
+    assert made == ["sm_90a", "sm_100a"] and both[0] == first[0]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"grid": (0, 1, 1), "block": 32}, {"grid": (1, 1, 1), "block": 33}, {"grid": (3, 1, 1), "block": 32}],

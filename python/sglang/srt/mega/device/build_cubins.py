@@ -31,28 +31,41 @@ def registered_specs() -> list[KernelSpec]:
 def build_cubins(
     archs: Sequence[str], specs: Iterable[KernelSpec], cache: CubinCache
 ) -> list[dict[str, object]]:
-    """Compiles each kernel for each architecture into the cache; returns one record each, in order."""
+    """Compiles each kernel for each architecture into the cache; returns one record each, in order.
+
+    A kernel that the cache holds together with its record is not compiled again, so that an interrupted run
+    goes on where it was.
+    """
     records: list[dict[str, object]] = []
     for spec in specs:
         for arch in archs:
-            compiled = compile_kernel(spec, arch)
-            cache.put(cache_key(spec, arch), compiled.cubin)
-            records.append(
-                {
-                    "source": spec.source,
-                    "entry": spec.entry,
-                    "constants": dict(spec.constants),
-                    "arch": arch,
-                    "compiler": compiler_version(),
-                    "cubin_bytes": len(compiled.cubin),
-                    "registers": compiled.usage.registers,
-                    "stack_bytes": compiled.usage.stack_bytes,
-                    "spill_bytes": compiled.usage.spill_bytes,
-                    "sass": facts(compiled.cubin, spec.entry).as_dict(),
-                }
-            )
-            print(f"{arch:8} {compiled.usage.registers:3} registers  {spec.label}", flush=True)
+            key = cache_key(spec, arch)
+            known = cache.get(f"{key}-record")
+            if known is None or cache.get(key) is None:
+                known = _compile(spec, arch, key, cache)
+            records.append(json.loads(known))
     return records
+
+
+def _compile(spec: KernelSpec, arch: str, key: str, cache: CubinCache) -> bytes:
+    """Compiles one kernel into the cache and returns its record, which lies there too."""
+    compiled = compile_kernel(spec, arch)
+    record = {
+        "source": spec.source,
+        "entry": spec.entry,
+        "constants": dict(spec.constants),
+        "arch": arch,
+        "compiler": compiler_version(),
+        "cubin_bytes": len(compiled.cubin),
+        "registers": compiled.usage.registers,
+        "stack_bytes": compiled.usage.stack_bytes,
+        "spill_bytes": compiled.usage.spill_bytes,
+        "sass": facts(compiled.cubin, spec.entry).as_dict(),
+    }
+    cache.put(key, compiled.cubin)
+    cache.put(f"{key}-record", json.dumps(record).encode())
+    print(f"{arch:8} {compiled.usage.registers:3} registers  {spec.label}", flush=True)
+    return json.dumps(record).encode()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
