@@ -118,6 +118,8 @@ MEGA_KERNEL(attn_decode, 32 * warps, 1)
   if (begin < end) {
     int first = begin + 16 * warp + g;
     keys.begin(cached(k_cache, first), cached(k_cache, first + 8));
+    int mine = begin + 16 * warp + lane;  // the values are read after the scores: to L2 meanwhile
+    if (lane < 16 && mine < end) prefetch_l2(cached(v_cache, mine), 2 * dim);
   }
   uint4 q_weight = load_stream(q_norm + 8 * lane), k_weight = load_stream(k_norm + 8 * lane);
   int position[8];  // of the lane's channels
