@@ -9,6 +9,7 @@ the same graph runner: same static buffers, same memory pool, same metadata.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ SGLANG_READS = {
     "sig srt/model_executor/runner/decode_cuda_graph_runner.py::DecodeCudaGraphRunner.load_batch",
 }
 
-FULL, LAYERS = "full", "layers"
+FULL, LAYERS, CHECK = "full", "layers", "check"
 
 
 class Weights:
@@ -54,9 +55,6 @@ class Weights:
         def finish_all(model: torch.nn.Module) -> None:
             settle(model)
             finish(model)
-            if not hasattr(model, "post_load_weights") and type(model).__module__.endswith(".kimi_k3"):
-                # Its fixups (merged projections, absorbed MLA weights) are the tail of load_weights.
-                model.load_weights(iter(()))
 
         loader.DummyModelLoader.load_model = load_once
         loader.post_load_weights = finish_all
@@ -70,8 +68,13 @@ SCALE = re.compile(r"(^|_)(weight_scale|input_scale|k_scale|v_scale)")
 
 
 def settle(model: torch.nn.Module) -> None:
-    """Give a dummy model's quantised weights values that a forward can use: SGLang's own leave packed weights
-    as allocated and draw scales that may be negative."""
+    """Give a dummy model values that a forward can use: SGLang's own leave packed weights as allocated and
+    draw scales, and norms' weights, that may be negative. Norms that add 1 to their weight need nothing."""
+    for module in model.modules():
+        kind = type(module).__name__
+        weight = getattr(module, "weight", None)
+        if "Norm" in kind and "Gemma" not in kind and isinstance(weight, torch.Tensor):
+            weight.data.fill_(1.0)
     for name, tensor in model.state_dict().items():
         leaf = name.rsplit(".", 1)[-1]
         scale = SCALE.search(leaf)
@@ -149,10 +152,13 @@ def start(arguments: Mapping[str, Any]) -> Any:
 
 
 def _publish(server_args: Any) -> None:
-    from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
+    from sglang.srt.runtime_context import SpawnRanks, get_resources, publish, spawn_world_rank
 
     ranks = SpawnRanks(world_rank=spawn_world_rank(server_args, tp_rank=0, pp_rank=0), gpu_id=0)
     publish(server_args, role="scheduler", ranks=ranks)
+    # A process publishes these once, and refuses a second runner's.
+    resources = get_resources()
+    resources.expert_location_metadata = resources.expert_distribution_recorder = None
 
 
 def activate(runner: Any) -> None:
@@ -175,12 +181,14 @@ def layers_forward(model: torch.nn.Module, arm: str) -> Callable[..., Any]:
     from sglang.srt.layers.layer_boundary.adapters.attention import get_attn_tp_context
 
     inner, built = backbone(model), model.__dict__.get("_megakernel")
+    asked = inspect.signature(inner.forward).parameters.get("input_embeds")
+    embeds = {} if asked is None or asked.default is None else {"input_embeds": None}
 
     def stock(input_ids: Any, positions: Any, forward_batch: Any) -> Any:
         if getattr(model, "is_mrope_enabled", False):
             positions = forward_batch.mrope_positions
         with get_attn_tp_context().maybe_input_scattered(forward_batch):
-            return inner(input_ids, positions, forward_batch)
+            return inner(input_ids, positions, forward_batch, **embeds)
 
     def mega(input_ids: Any, positions: Any, forward_batch: Any) -> Any:
         step = built.plan(input_ids, forward_batch)
@@ -199,17 +207,26 @@ def arms_of(model: torch.nn.Module) -> dict[str, Callable[..., Any]]:
     return {"stock": dispatch.original, "mega": model.forward}
 
 
-def capture(runner: Any, arms: Mapping[str, Callable[..., Any]]) -> Any:
-    """Capture every arm of every batch size, layers with head and layers alone; returns the graph runner.
+def capture(runner: Any, arms: Mapping[str, Callable[..., Any]]) -> tuple[Any, dict[int, list[torch.Tensor]]]:
+    """Capture every arm of every batch size, layers with head and layers alone.
 
-    The graph of ``arm`` at a batch size has the variant label ``arm:full`` or ``arm:layers``.
+    The graph of ``arm`` at a batch size has the variant label ``arm:full`` or ``arm:layers``. One more,
+    ``stock:check``, is never timed: its replay leaves the experts that each MoE layer ran in tensors. Returns
+    the graph runner and those tensors by batch size.
     """
     from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 
     alone = {arm: layers_forward(runner.model, arm) for arm in arms}
+    chosen: dict[int, list[torch.Tensor]] = {}
+
+    def checked(size: int) -> Callable[..., Any]:
+        kept = chosen.setdefault(size, [])
+        stock = layers_forward(runner.model, "stock")
+        return lambda *args: chosen_experts(runner.model, lambda: stock(*args), kept)
 
     def capture_arms(self: Any, stream_idx: int | None = None) -> None:
         for size in reversed(self.capture_bs):
+            self.capture_one_shape(size, checked(size), stream_idx, f"stock:{CHECK}")
             for arm, forward in arms.items():
                 self.capture_one_shape(size, forward, stream_idx, f"{arm}:{FULL}")
                 self.capture_one_shape(size, alone[arm], stream_idx, f"{arm}:{LAYERS}")
@@ -220,7 +237,7 @@ def capture(runner: Any, arms: Mapping[str, Callable[..., Any]]) -> Any:
         runner.init_cuda_graphs()
     finally:
         DecodeCudaGraphRunner._capture_one_stream = stock_capture
-    return runner.decode_cuda_graph_runner
+    return runner.decode_cuda_graph_runner, chosen
 
 
 def fill_step(graph_runner: Any, requests: int, context: int, vocab: int, seed: int = 0) -> Any:
@@ -337,9 +354,16 @@ def impose_routing(model: torch.nn.Module, routing: Routing, experts: int) -> No
                 bias.zero_()
 
 
-def chosen_experts(model: torch.nn.Module, step: Callable[[], object]) -> list[torch.Tensor]:
-    """The experts' ids (``[rows, choices]`` a MoE layer, in layer order) that one eager ``step`` hands to the
-    routed experts."""
+def expert_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The routed experts' modules in layer order."""
+    return [module for name, module in model.named_modules() if name.endswith(".experts")]
+
+
+def chosen_experts(
+    model: torch.nn.Module, step: Callable[[], object], kept: list[torch.Tensor] | None = None
+) -> list[torch.Tensor]:
+    """The experts' ids (``[rows, choices]`` a MoE layer, in layer order) that one ``step`` hands to its
+    experts. ``kept``, from an earlier call, is written in place, so that a captured step can do it."""
     chosen: list[torch.Tensor] = []
 
     def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -347,19 +371,27 @@ def chosen_experts(model: torch.nn.Module, step: Callable[[], object]) -> list[t
         ids = getattr(routed, "topk_ids", None)
         if ids is None:
             ids = torch.topk(routed.router_logits.float(), routed.topk_config.top_k).indices
-        chosen.append(ids.clone())
+        if kept:
+            kept[len(chosen)].copy_(ids)
+        chosen.append(kept[len(chosen)] if kept else ids.clone())
 
-    hooks = [
-        module.register_forward_pre_hook(note, with_kwargs=True)
-        for name, module in model.named_modules()
-        if name.endswith(".experts")
-    ]
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in expert_layers(model)]
     try:
         step()
     finally:
         for hook in hooks:
             hook.remove()
+    if kept is not None and not kept:
+        kept.extend(chosen)
     return chosen
+
+
+def routing_of(chosen: Sequence[torch.Tensor], experts: int) -> Routing:
+    """What the routers chose, as a ``Routing`` of the case ``own``."""
+    rows = [ids.tolist() for ids in chosen]
+    return Routing(
+        "own", 0, tuple(tuple(tuple(e for e in row if e < experts) for row in layer) for layer in rows)
+    )
 
 
 def check_routing(chosen: Sequence[torch.Tensor], routing: Routing, experts: int) -> None:

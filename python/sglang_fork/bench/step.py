@@ -33,7 +33,8 @@ POOL_TOKENS = 65536
 
 
 # Seconds that a worker waits for others that are starting before it times beside them, and says so.
-PATIENCE = 45.0
+PATIENCE = 10.0
+OWN_ROUTING = "the router chose for itself"
 BUSY = "another process was starting on the card"
 
 
@@ -58,6 +59,7 @@ class Job:
     server_args: dict[str, Any] = field(default_factory=dict)
     slots: str = ""
     profile: bool = True
+    tune: bool = True
     tree: str = "unknown"
     note: str = ""
 
@@ -113,7 +115,7 @@ def server_arguments(job: Job, model: Path) -> dict[str, Any]:
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "sampling_backend": "pytorch",
-        "mem_fraction_static": 0.9,
+        "mem_fraction_static": 0.97,
         "max_total_tokens": POOL_TOKENS,
         "context_length": 2 * job.context + 256,
         "max_running_requests": max(job.requests) + 1,
@@ -179,6 +181,7 @@ class Started:
     runner: Any
     arms: Any
     graphs: Any
+    chosen: dict[int, list[Any]]
     facts: dict[str, Any]
     busy: bool = False
     timed: list[tuple[int, str, list[record.Measurement]]] = field(default_factory=list)
@@ -214,6 +217,13 @@ def measure(jobs: Sequence[Job], out: Path, lock: Path | None = None) -> int:
             failed += 1
             print(f"{job.family} {job.weights} {job.mode} x{job.width}: failed", flush=True)
             traceback.print_exc()
+    for one in started:
+        if one.busy and one.timed:
+            with alone(lock, 4 * PATIENCE) as quiet:
+                if quiet:
+                    one.busy, one.timed = False, []
+                    engine.activate(one.runner)
+                    _time(one, out)
     # Last: an attached profiler slows every later replay. Its lines supersede those without kernels.
     for one in started:
         if one.job.profile and one.timed:
@@ -237,15 +247,33 @@ def _start(job: Job, facts: dict[str, Any]) -> Started:
         (Path(folder) / "config.json").write_text(slices.to_json(rank.config), encoding="utf-8")
         runner = engine.start(server_arguments(job, Path(folder)))
         loaded = time.monotonic()
+        if job.tune:
+            tune_experts(job, rank, runner.model)
         arms = engine.arms_of(runner.model)
-        graphs = engine.capture(runner, arms)
+        graphs, chosen = engine.capture(runner, arms)
     print(
         f"{rank.family} {rank.name} {job.weights} {job.mode} x{job.width}: weights {loaded - began:.0f} s, "
         f"graphs {time.monotonic() - loaded:.0f} s, of which compilers' processor time "
         f"{compiler_seconds() - compiled:.0f} s",
         flush=True,
     )
-    return Started(job, rank, runner, arms, graphs, facts)
+    return Started(job, rank, runner, arms, graphs, chosen, facts)
+
+
+def tune_experts(job: Job, rank: slices.Slice, model: Any) -> None:
+    """Tune the Triton MoE kernel where SGLang ships no tiles for the slice's shapes; best effort."""
+    from sglang_fork.bench import engine, tune
+
+    layers = engine.expert_layers(model)
+    name = tune.missing_file(layers[0]) if layers else None
+    if name is None:
+        return
+    began = time.monotonic()
+    rows = sorted({1, 4, 6, 8, 12, 16, *(n * job.width for n in job.requests)})
+    chosen = tune.tune(layers[:8], rows, routed=rank.experts, top_k=rank.top_k)
+    if chosen:
+        path = tune.install(name, chosen, Path(tempfile.gettempdir()) / "sglang-moe-configs")
+        print(f"tuned {path} in {time.monotonic() - began:.0f} s: {json.dumps(chosen)}", flush=True)
 
 
 def _time(one: Started, out: Path) -> None:
@@ -275,7 +303,8 @@ def _profiled(line: record.Measurement, kernels: dict[str, tuple[float, float]])
 
 
 def _prepare(one: Started, requests: int, case: str) -> tuple[routing.Routing, dict[str, Any]]:
-    """Impose and check a case's routing; (the routing, a replay of each arm and part)."""
+    """Impose and check a case's routing; (the routing, a replay of each arm and part). Where stock runs alone
+    and its router cannot be led, the routing is what it chose."""
     from sglang_fork.bench import engine
 
     job, rank, model = one.job, one.rank, one.runner.model
@@ -284,7 +313,14 @@ def _prepare(one: Started, requests: int, case: str) -> tuple[routing.Routing, d
     )
     engine.impose_routing(model, drawn, rank.experts)
     batch = engine.fill_step(one.graphs, requests, job.context, rank.config["vocab_size"])
-    engine.check_routing(_chosen(model, one.graphs, batch), drawn, rank.experts)
+    engine.replayer(one.graphs, batch, "stock", engine.CHECK)()
+    try:
+        engine.check_routing(one.chosen[requests], drawn, rank.experts)
+    except ForkError as error:
+        if len(one.arms) > 1:
+            raise
+        print(f"routing not imposed: {error}", flush=True)
+        drawn = engine.routing_of(one.chosen[requests], rank.experts)
     return drawn, {
         f"{arm}:{part}": engine.replayer(one.graphs, batch, arm, part)
         for arm in one.arms
@@ -337,31 +373,12 @@ def _case(one: Started, requests: int, case: str, out: Path) -> list[record.Meas
                 versions=facts["versions"],
                 tree=job.tree,
                 choices=_choices(one.runner),
-                note="; ".join(filter(None, (job.note, BUSY if one.busy else ""))),
+                note="; ".join(filter(None, (job.note, BUSY * one.busy, OWN_ROUTING * (drawn.case != case)))),
             )
         )
         record.append(out, lines[-1])
         print(_short(lines[-1]), flush=True)
     return lines
-
-
-def _chosen(model: Any, graphs: Any, batch: Any) -> list[Any]:
-    """The experts that one eager stock step on the same inputs chooses."""
-    import torch
-
-    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-    from sglang_fork.bench import engine
-
-    def eager() -> None:
-        # The graphs' plans are their own; an eager step needs one of its batch.
-        graphs.attn_backend.init_forward_metadata(batch)
-        with (
-            torch.no_grad(),
-            forward_context(ForwardContext(attn_backend=graphs.attn_backend), forward_batch=batch),
-        ):
-            engine.layers_forward(model, "stock")(batch.input_ids, batch.positions, batch)
-
-    return engine.chosen_experts(model, eager)
 
 
 def _choices(runner: Any) -> dict[str, str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure: the captured step of a rank slice, and reports of what was measured."""
+"""Measure: the captured step of a rank slice, a served preset, and reports of what was measured."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import tempfile
 from pathlib import Path
 
 from sglang_fork import memory, paths, preset
-from sglang_fork.bench import record, routing, slices
+from sglang_fork.bench import bisect, machine, record, routing, serve, served, slices
 from sglang_fork.bench.step import Job, write_jobs
 from sglang_fork.bench.stock import baseline
 from sglang_fork.env import built_profile, driver_present, process_env, venv_python
 from sglang_fork.errors import ForkError
 
-HELP = "measure a step of a rank slice, report what was measured"
+HELP = "measure a step of a rank slice or a served preset, report what was measured"
 
 RESULTS = paths.ROOT / "test" / "bench" / "results"
 LAYERS = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parts = parser.add_subparsers(dest="part", required=True, metavar="step | report")
+    parts = parser.add_subparsers(dest="part", required=True, metavar="step | serve | bisect-slots | report")
     step = parts.add_parser("step", help="the captured decode or verify step of one rank's slice")
     step.add_argument("preset", help="whose model and rank count to slice")
     step.add_argument("--mode", choices=("decode", "verify"), default="decode")
@@ -42,12 +42,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument("--out", type=Path, default=RESULTS / "step.jsonl", help="file the lines are added to")
     step.add_argument("--note", help="what the lines say of this run (default: the family's)")
     step.add_argument("--dry-run", action="store_true", help="say what would be measured, measure nothing")
+    serve.add_arguments(parts.add_parser("serve", help="a preset's server, through a streaming client"))
+    bisecting = parts.add_parser("bisect-slots", help="the megakernel slot that breaks or slows a command")
+    bisecting.add_argument("preset", help="whose megakernel's slots")
+    bisecting.add_argument("--metric", default="", help="pattern with one group: a number, lower is better")
+    bisecting.add_argument("--tolerance", type=float, default=0.05, help="how much worse is bad (0.05)")
+    bisecting.add_argument("command", nargs=argparse.REMAINDER, help="-- CMD; it sees the list in SLOTS")
     report = parts.add_parser("report", help="Markdown tables and plots of the results")
     report.add_argument("files", nargs="*", type=Path, help="default: every file of test/bench/results")
     report.add_argument("--plots", type=Path, help="folder for PNG plots (needs matplotlib)")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.part == "serve":
+        return serve.run(args, RESULTS, machine.tree())
+    if args.part == "bisect-slots":
+        found = preset.find(args.preset)
+        if found is None:
+            raise ForkError(f"unknown preset {args.preset}", "./sglang.sh list")
+        words = args.command[1:] if args.command[:1] == ["--"] else args.command
+        return bisect.run(preset.load(found).architecture, words, args.metric, args.tolerance)
     return _report(args) if args.part == "report" else _step(args)
 
 
@@ -94,7 +108,7 @@ def job_of(args: argparse.Namespace) -> Job:
         cases=cases,
         server_args=server_args,
         slots=args.slots or "",
-        tree=_tree(),
+        tree=machine.tree(),
         note=args.note or stock.note,
     )
     job.slice()
@@ -103,16 +117,6 @@ def job_of(args: argparse.Namespace) -> Job:
 
 def _ranks(chosen: preset.Preset) -> int:
     return int(str(chosen.flags["tp-size"].value)) if "tp-size" in chosen.flags else 1
-
-
-def _tree() -> str:
-    answer = subprocess.run(
-        ["git", "-C", str(paths.ROOT), "rev-parse", "--short=10", "HEAD^{tree}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return answer.stdout.strip() or "unknown"
 
 
 def describe(job: Job) -> str:
@@ -150,7 +154,7 @@ def _step(args: argparse.Namespace) -> int:
     environment = os.environ | process_env(built_profile() or "cuda")
     if args.slots is not None:
         environment["SGLANG_NVIDIA_MEGAKERNEL_SLOTS"] = args.slots
-    environment["PYTHONPATH"] = str(paths.ROOT / "python")
+    environment |= machine.tool_path()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spec = Path(folder) / "job.json"
         write_jobs(spec, [job])
@@ -161,11 +165,13 @@ def _step(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from sglang_fork.bench import report
 
-    files = args.files or sorted(RESULTS.glob("step*.jsonl"))
+    files = args.files or sorted([*RESULTS.glob("step*.jsonl"), *RESULTS.glob("serve*.jsonl")])
     if missing := [f for f in files if not f.is_file()]:
         raise ForkError(f"no such file: {', '.join(map(str, missing))}")
-    lines = list(record.load(files))
+    lines = list(record.load(f for f in files if not f.name.startswith("serve")))
     print(report.render(lines))
+    if of_servers := served.latest(served.load(f for f in files if f.name.startswith("serve"))):
+        print(f"\n# Served\n\n{served.table(of_servers)}")
     if args.plots is not None:
         for path in report.plot(lines, args.plots):
             print(f"wrote {path}")

@@ -204,6 +204,15 @@ def test_weights_alone_impose_the_routing():
     engine.check_routing(engine.chosen_experts(toy, lambda: toy(16)), drawn, 64)
     with pytest.raises(ForkError, match="6 routers found"):
         engine.impose_routing(toy, routing.draw("independent", layers=5, rows=2, experts=64, top_k=8), 64)
+    ran = engine.chosen_experts(toy, lambda: toy(16))
+    assert [engine.routing_of(ran, 64).distinct(i) for i in range(6)] == [drawn.distinct(i) for i in range(6)]
+    # In place, as a captured step does: the same tensors hold the second step's choices.
+    kept = []
+    engine.chosen_experts(toy, lambda: toy(16), kept)
+    again = routing.draw("correlated", layers=6, rows=16, experts=64, top_k=8)
+    engine.impose_routing(toy, again, experts=64)
+    engine.chosen_experts(toy, lambda: toy(16), kept)
+    engine.check_routing(kept, again, 64)
     with pytest.raises(ForkError, match="5 MoE layers ran"):
         engine.check_routing(engine.chosen_experts(toy, lambda: toy(2))[:5], drawn, 64)
 

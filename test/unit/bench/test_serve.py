@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serving runs: what is sent, what the answers amount to, and which runs are void."""
+
+import json
+
+import pytest
+
+from sglang_fork import cli, memory
+from sglang_fork.bench import dummy, serve, served, traffic
+from sglang_fork.bench.load import Answer
+from sglang_fork.errors import ForkError
+
+
+def answer(number=0, **changes):
+    values = {
+        "session": number,
+        "turn": 0,
+        "started_s": 100.0 + number,
+        "ttft_s": 0.05 + number / 1000,
+        "latency_s": 0.05 + number / 1000 + 0.1,
+        "tokens": 11,
+        "itl_s": (0.01,) * 10,
+        "accept_length": 0.0,
+        "text": " ".join(f"word{number}{i}" for i in range(40)),
+    }
+    return Answer(**values | changes)
+
+
+FACTS = {
+    "date": "2026-11-30",
+    "card": "NVIDIA H200",
+    "family": "qwen3_5",
+    "preset": "Qwen3.5-35B-A3B",
+    "arm": "stock",
+    "slots": "",
+    "weights": "real",
+    "concurrency": 2,
+    "input_len": 1024,
+    "output_len": 11,
+    "coverage": -1.0,
+    "versions": {"sglang": "0.5.23"},
+    "tree": "abc",
+}
+
+
+def test_a_run_amounts_to_its_medians():
+    line = served.summary([answer(n) for n in range(10)], FACTS)
+    assert line.tpot_ms == pytest.approx(10.0) and line.user_tokens_s == pytest.approx(100.0)
+    assert line.ttft_ms == pytest.approx(54.5) and line.ttft_p99_ms == pytest.approx(59.0)
+    assert line.itl_ms == pytest.approx(10.0) and line.requests == 10
+    # From the first start (100 s) to the last end (109 + 0.159 s): 110 tokens.
+    assert line.total_tokens_s == pytest.approx(110 / 9.159, rel=1e-3)
+    assert line.accept_length == 0.0 and line.repeating == 0.0
+
+
+def test_acceptance_is_the_mean_of_those_that_have_one():
+    answers = [answer(n, accept_length=2.0 + n % 2) for n in range(6)]
+    assert served.summary(answers, FACTS).accept_length == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ({"error": "connection refused"}, "1 of 6 requests failed: connection refused"),
+        ({"tokens": 1}, "no token after the first"),
+        ({"ttft_s": 0.0}, "no token after the first"),
+    ],
+)
+def test_a_run_with_a_bad_answer_is_void(broken, why):
+    with pytest.raises(ForkError, match=why):
+        served.summary([*(answer(n) for n in range(5)), answer(5, **broken)], FACTS)
+
+
+def test_text_that_repeats_itself_voids_real_weights_only():
+    loop = [answer(n, text="and then it said " * 20) for n in range(6)]
+    with pytest.raises(ForkError, match="100% of the answers repeat themselves"):
+        served.summary(loop, FACTS)
+    line = served.summary(loop, FACTS | {"weights": "dummy"})
+    assert line.repeating == 1.0
+    assert not traffic.repeats(
+        "The quick brown fox jumps over the lazy dog while nobody looks at the moon tonight"
+    )
+    assert not traffic.repeats("short short short")
+
+
+def scrape(mega, stock):
+    head = 'sglang:megakernel_steps_total{mode="decode",model="target",path='
+    return f'# HELP x\n{head}"mega"}} {mega}\n{head}"stock"}} {stock}\nsglang:other{{path="mega"}} 9\n'
+
+
+def test_coverage_counts_the_steps_between_two_scrapes():
+    assert served.coverage(scrape(10, 10), scrape(110, 10)) == 1.0
+    assert served.coverage(scrape(10, 10), scrape(40, 20)) == 0.75
+    assert served.coverage("", "") == -1.0 == served.coverage(scrape(5, 5), scrape(5, 5))
+
+
+def test_the_table_states_the_ratio_and_its_bad_end(tmp_path):
+    stock = served.summary([answer(n) for n in range(10)], FACTS)
+    fast = [answer(n, latency_s=0.05 + n / 1000 + 0.05) for n in range(10)]
+    mega = served.summary(fast, FACTS | {"arm": "mega", "slots": "moe", "coverage": 1.0})
+    text = served.table([stock, mega])
+    assert "2.00x (at worst 2.00x)" in text and "100%" in text and "mega moe" in text
+    path = tmp_path / "serve.jsonl"
+    served.append(path, stock)
+    served.append(path, mega)
+    served.append(path, stock)
+    assert list(served.load([path])) == [stock, mega, stock]
+    assert served.latest(served.load([path])) == [mega, stock]
+    path.write_text("\n" + json.dumps({"speed": 1}) + "\n")
+    with pytest.raises(ForkError, match=r"serve\.jsonl:2: unknown fields speed"):
+        list(served.load([path]))
+
+
+def test_prompts_are_seeded_and_share_no_prefix():
+    first = traffic.synthetic(count=8, input_len=64, output_len=16, vocab=512, seed=1)
+    assert first == traffic.synthetic(count=8, input_len=64, output_len=16, vocab=512, seed=1)
+    assert first != traffic.synthetic(count=8, input_len=64, output_len=16, vocab=512, seed=2)
+    prompts = [session[0].prompt for session in first]
+    assert len({p[:4] for p in prompts}) == 8 and all(16 <= t < 512 for p in prompts for t in p)
+
+
+def test_a_trace_replays_recorded_answers_not_generated_ones(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    talk = {
+        "turns": [
+            {"prompt": "Hello. ", "answer": "Hi! ", "output_len": 8},
+            {"prompt": "Why? ", "answer": "Because. ", "output_len": 9},
+            {"prompt": "So?", "output_len": 10},
+        ]
+    }
+    ids = {"turns": [{"prompt": [1, 2], "answer": [3], "output_len": 4}, {"prompt": [5], "output_len": 6}]}
+    path.write_text(json.dumps(talk) + "\n\n" + json.dumps(ids) + "\n")
+    first, second = traffic.read_trace(path)
+    assert [t.prompt for t in first] == ["Hello. ", "Hello. Hi! Why? ", "Hello. Hi! Why? Because. So?"]
+    assert [t.output_len for t in first] == [8, 9, 10]
+    assert [t.prompt for t in second] == [(1, 2), (1, 2, 3, 5)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        '{"turns": []}',
+        '{"turns": [{"prompt": "a", "output_len": 1}]}',
+        '{"turns": [{"prompt": "a", "output_len": 4}, {"prompt": "b", "output_len": 4}]}',
+        '{"turns": [{"prompt": "a", "answer": [1], "output_len": 4}, {"prompt": "b", "output_len": 4}]}',
+        '{"turns": [{"prompt": ["a"], "output_len": 4}]}',
+        "[1]",
+    ],
+)
+def test_a_line_that_is_no_session_is_named(tmp_path, line):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ForkError, match=r"trace\.jsonl:1: not a recorded session"):
+        traffic.read_trace(path)
+
+
+def arguments(*words):
+    parser = cli.Parser(prog="bench serve")
+    serve.add_arguments(parser)
+    return parser.parse_args(["Qwen3.5-35B-A3B", *words])
+
+
+def test_a_plan_says_its_order_and_what_is_forced():
+    plan = serve.plan_of(arguments("--concurrency", "1,16", "--accept-length", "2.99"), gpu=True)
+    text = serve.describe(plan)
+    assert "order stock, mega, mega, stock" in text and "at 1, 16 users" in text
+    assert "SGLANG_SIMULATE_ACC_LEN" in text and "2.99" in text and plan.weights == "real"
+    assert serve.plan_of(arguments("--dummy"), gpu=True).weights == "dummy"
+
+
+def test_without_a_gpu_the_plan_is_the_plumbing_of_the_tiny_twin():
+    plan = serve.plan_of(arguments("--dummy", "--concurrency", "1,2,4,8"), gpu=False)
+    assert (plan.weights, plan.arms, plan.concurrencies, plan.rounds) == ("tiny", ("stock",), (1, 2), 1)
+    assert plan.requests == 5 and plan.output_len == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--concurrency", "one"), "invalid literal"),
+        (("--concurrency", "0"), "concurrency of 1 or more"),
+        (("--arms", "ours"), "not stock, mega or both"),
+        (("--requests", "3"), "too few for an interval"),
+        (("--output-len", "1"), "no time a token"),
+        (("--accept-length", "0.5"), "accepts at least 1 token"),
+    ],
+)
+def test_bad_input_is_one_error(words, why):
+    with pytest.raises(ForkError, match=why):
+        serve.plan_of(arguments(*words), gpu=True)
+
+
+def test_the_accept_length_reaches_the_server_and_nothing_after_it(monkeypatch, tmp_path):
+    seen = {}
+
+    def launch(resolution, profile, name, **options):
+        seen[name] = (serve.os.environ.get(serve.SIMULATED), resolution.mode, resolution.argv())
+        raise ForkError("stopped here")
+
+    monkeypatch.setattr(serve.start, "launch", launch)
+    monkeypatch.setattr(serve.env, "built_profile", lambda: "cuda")
+    plan = serve.plan_of(arguments("--dummy", "--accept-length", "2.99", "--slots", "moe"), gpu=True)
+    for arm in plan.arms:
+        with pytest.raises(ForkError, match="stopped here"), serve.launched(plan, arm):
+            pass
+    assert serve.SIMULATED not in serve.os.environ
+    forced, mode, words = seen["bench-mega"]
+    assert (forced, mode) == ("2.99", "on") and "--load-format" in words and "--enable-metrics" in words
+    assert seen["bench-stock"][1] == "off"
+
+
+def test_a_dummy_folder_has_the_production_shapes_and_a_word_for_every_id(tmp_path):
+    published = memory.config("qwen3_5_35b")
+    folder = dummy.write_folder(tmp_path, published)
+    config = json.loads((folder / "config.json").read_text())
+    text = published["text_config"]
+    assert config["hidden_size"] == text["hidden_size"] and config["num_experts"] == text["num_experts"]
+    assert config["architectures"] == ["Qwen3_5MoeForCausalLM"] and len(config["layer_types"]) == 40
+    tokenizers = pytest.importorskip("tokenizers")
+    loaded = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert loaded.get_vocab_size() == text["vocab_size"]
+    assert loaded.decode([0, 7, text["vocab_size"] - 1]) == f"t0 t7 t{text['vocab_size'] - 1}"
+    assert loaded.encode("t5 t248319").ids == [5, 248319]
