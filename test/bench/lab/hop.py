@@ -102,7 +102,11 @@ class VirtualRanks:
             start.record()
             self.launch(work, hops)
             end.record()
-            end.synchronize()
+            try:
+                end.synchronize()
+            except RuntimeError:
+                print([str(read_record(box.record)) for box in self.boxes], flush=True)
+                raise
             times.append(start.elapsed_time(end) * 1e3 / hops)
         return lab.summary(times)["median_us"]
 

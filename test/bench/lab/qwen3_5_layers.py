@@ -21,6 +21,7 @@ lab.use_checkout()
 from qwen3_5.checks import CHECKS  # noqa: E402
 from qwen3_5.layer import Attention, Batch, Gdn, Moe, Source  # noqa: E402
 
+from sglang.srt.mega.device import cuda  # noqa: E402
 from sglang.srt.mega.models.qwen3_5.kernels import Kernels  # noqa: E402
 from sglang.srt.mega.models.qwen3_5.shape import QWEN35_35B_A3B, QWEN35_397B_TP8, TINY, Shape  # noqa: E402
 from sglang.srt.mega.models.qwen3_5.tactics import BUCKETS, ENTRIES, bucket_of, kernel_spec  # noqa: E402
@@ -134,10 +135,14 @@ def measure_chain(
     rows_out: lab.Rows, name: str, layers: int, widths: list[int], copy: float, variants: Mapping[str, dict]
 ) -> None:
     """Layers alone as one graph, each width and variant."""
+    chosen_carveout = cuda.CARVEOUT
     for width in widths:
         model = Model(SHAPES[name], layers, width, 1024)
         for label, options in variants.items():
+            options = dict(options)
+            cuda.CARVEOUT = options.pop("carveout", chosen_carveout)
             kernels = Kernels(SHAPES[name], "cuda", (bucket_of(width),), **options)
+            cuda.CARVEOUT = chosen_carveout
             experts = model.distinct_experts(kernels)
             size = model.bytes_of(experts)
             graph = lab.capture(lambda k=kernels, m=model: m.step(k))
@@ -230,6 +235,7 @@ def main() -> None:
     parser.add_argument("--widths", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--no-pdl", action="store_true", help="also measure with PDL off")
+    parser.add_argument("--carveouts", nargs="*", type=int, default=[], help="shares of shared memory to try")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     started = time.perf_counter()
@@ -253,6 +259,7 @@ def main() -> None:
         copy = lab.copy_tb_s()
         print(f"copy {copy:.2f} TB/s", flush=True)
         variants = {"pdl": {}, **({"no pdl": {"pdl": False}} if chosen.no_pdl else {})}
+        variants |= {f"carveout {percent} %": {"carveout": percent} for percent in chosen.carveouts}
         for name in chosen.shapes:
             measure_chain(rows_out, name, chosen.layers, chosen.widths, copy, variants)
         print(f"at {time.perf_counter() - started:.0f} s", flush=True)

@@ -110,6 +110,39 @@ def test_bulk_copy_read_without_its_wait_is_caught():
     assert out.isnan().all()  # shared memory was still uninitialised
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_groups_of_async_copies_are_complete_when_waited_for(schedule):
+    source = torch.arange(5 * 32, dtype=torch.float32)
+    out = torch.zeros_like(source)
+    with emulator().together(schedule):
+        kernel("async_ring", PENDING=1).launch(config(1, 32), source, out, 5)
+    assert torch.equal(out.view(5, 32), source.view(5, 32).flip(1))
+
+
+def test_an_async_copy_that_is_not_waited_for_is_late():
+    source, out = torch.arange(96.0), torch.zeros(96)
+    with emulator().together(Schedule(copies=When.LATE)):
+        kernel("async_ring", PENDING=2).launch(config(1, 32), source, out, 3)
+    assert not torch.equal(out.view(3, 32), source.view(3, 32).flip(1))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_blocks_of_a_cluster_read_each_others_shared_memory(schedule):
+    sums = torch.zeros(8)
+    with emulator().together(schedule):
+        kernel("cluster_sums", BARRIER=1).launch(config(8, 32, cluster=4), sums)
+    assert sums.tolist() == [1.0 + 2 + 3 + 4] * 4 + [5.0 + 6 + 7 + 8] * 4
+
+
+def test_a_missing_cluster_barrier_shows_and_a_barrier_needs_a_cluster():
+    sums = torch.zeros(4)
+    with emulator().together(Schedule()):
+        kernel("cluster_sums", BARRIER=0).launch(config(4, 32, cluster=4), sums)
+    assert sums[0].isnan(), "the first block read memory that nobody had written"
+    with pytest.raises(Misuse, match="launched without clusters"):
+        kernel("cluster_sums", BARRIER=1).launch(config(4, 32), sums)
+
+
 def test_deadlock_names_rank_block_threads_and_waits():
     never = torch.zeros(1, dtype=torch.int32)
     emulator().name_memory(never, "the flag")

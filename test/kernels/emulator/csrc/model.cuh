@@ -136,3 +136,47 @@ MEGA_KERNEL(wait_for_last, 32, 1)(u32* flag) {
     while (load_acquire(flag) == 0) spin_pause();
   }
 }
+
+// What the emulator offers ahead of common/: cp.async in groups, and clusters with each other's shared memory.
+#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+#ifndef MEGA_PENDING
+#define MEGA_PENDING 1
+#endif
+
+// A ring of two groups of cp.async, a lane's 4 bytes each, read crosswise. MEGA_PENDING: how many groups each
+// wait leaves open (1 is right).
+MEGA_KERNEL(async_ring, 32, 1)(const float* source, float* out, int chunks) {
+  MEGA_SHARED(float[2][32], ring);
+  u32 lane = threadIdx.x;
+  for (int i = 0; i < 2; ++i) {
+    emulator::copy_async(&ring[i][lane], source + 32 * i + lane, 4, 4);
+    emulator::copy_async_commit();
+  }
+  for (int i = 0; i < chunks; ++i) {
+    emulator::copy_async_wait(MEGA_PENDING);
+    warp_sync();
+    out[32 * i + lane] = ring[i % 2][31 - lane];
+    warp_sync();
+    if (i + 2 < chunks) emulator::copy_async(&ring[i % 2][lane], source + 32 * (i + 2) + lane, 4, 4);
+    emulator::copy_async_commit();
+  }
+}
+
+// Every block of a cluster publishes its index in its own shared memory and adds up everyone's.
+// MEGA_BARRIER 0 leaves the first cluster barrier out.
+MEGA_KERNEL(cluster_sums, 32, 1)(float* sums) {
+  MEGA_SHARED(float[4], mine);
+  if (threadIdx.x == 0) mine[0] = 1.0f + blockIdx.x;
+#if MEGA_BARRIER
+  emulator::cluster_arrive();
+  emulator::cluster_wait();
+#endif
+  float sum = 0.0f;
+  for (u32 rank = 0; rank < emulator::self->cluster_size; ++rank)
+    sum += *static_cast<const float*>(emulator::shared_of_cluster_rank(&mine[0], rank));
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+  emulator::cluster_arrive();
+  emulator::cluster_wait();  // nobody leaves while its memory is read
+}
+
+#endif

@@ -18,6 +18,11 @@ from sglang.srt.mega.device.cuda_compile import load_cubin
 from sglang.srt.mega.device.spec import KernelSpec, LaunchConfig
 
 STATIC_SHARED_LIMIT = 48 * 1024
+# Percent of a multiprocessor's L1 that every kernel asks to have as shared memory (None: the driver chooses).
+# A multiprocessor changes its split only when it is idle, so kernels of one chain that ask for different
+# splits are never resident together, and PDL has nothing to overlap; too large a share leaves loads in
+# flight no L1 to land in. Measured on an H200: test/bench/LAB.md.
+CARVEOUT: int | None = 58
 
 Argument = torch.Tensor | int | float | None | ctypes._SimpleCData
 
@@ -54,6 +59,9 @@ class CudaKernel:
         self._kernel = kernel
         self._device = driver.CUdevice(torch.cuda.current_device() if device.index is None else device.index)
         self._shared_bytes = STATIC_SHARED_LIMIT
+        if CARVEOUT is not None:
+            split = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            self._set(split, CARVEOUT)
 
     def launch(self, config: LaunchConfig, *arguments: Argument) -> None:
         if config.shared_bytes > self._shared_bytes:
@@ -70,11 +78,11 @@ class CudaKernel:
         _check(self.spec.entry, driver.cuLaunchKernelEx(launch, self._function, (values, types), 0))
 
     def _raise_shared_limit(self, shared_bytes: int) -> None:
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _check(
-            "shared memory", driver.cuKernelSetAttribute(attribute, shared_bytes, self._kernel, self._device)
-        )
+        self._set(driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
         self._shared_bytes = shared_bytes
+
+    def _set(self, attribute: driver.CUfunction_attribute, value: int) -> None:
+        _check("shared memory", driver.cuKernelSetAttribute(attribute, value, self._kernel, self._device))
 
 
 def _attributes(config: LaunchConfig) -> list[driver.CUlaunchAttribute]:
