@@ -20,6 +20,10 @@ from sglang_fork.bench.routing import Routing
 from sglang_fork.errors import ForkError
 
 SGLANG_READS = {
+    "sig srt/models/deepseek_v4.py::MqaAttentionBase._kernel_num_heads",
+    "body srt/models/deepseek_v4.py::MqaAttentionBase._local_attn_sink",
+    "sig srt/layers/quantization/marlin_utils_fp4.py::_repack_moe_fp4_weight_for_marlin",
+    "sig srt/layers/quantization/marlin_utils_fp4.py::_permute_moe_fp4_scales_for_marlin",
     "sig benchmark/one_batch.py::load_model",
     "body srt/model_executor/runner/decode_cuda_graph_runner.py::DecodeCudaGraphRunner._capture_one_stream",
     "sig srt/model_executor/runner/decode_cuda_graph_runner.py::DecodeCudaGraphRunner.capture_one_shape",
@@ -50,10 +54,14 @@ class Weights:
                 torch.cuda.empty_cache()
                 self._model = load(self_, model_config=model_config, device_config=device_config)
                 self._config = config
+            _without_megakernel(self._model)
             return self._model
+
+        one_expert_repacked()
 
         def finish_all(model: torch.nn.Module) -> None:
             settle(model)
+            pad_heads(model)
             finish(model)
 
         loader.DummyModelLoader.load_model = load_once
@@ -92,6 +100,44 @@ def settle(model: torch.nn.Module) -> None:
         elif tensor.dtype == torch.float8_e4m3fn:
             for part in tensor.view(-1).split(1 << 28):
                 part.copy_(torch.empty_like(part, dtype=torch.bfloat16).uniform_(-1, 1))
+
+
+def _without_megakernel(model: torch.nn.Module) -> None:
+    """Leave the model as loaded: a megakernel is bound to one runner's pools."""
+    dispatch = model.__dict__.pop("_megakernel_dispatch", None)
+    if dispatch is not None:
+        model.forward = dispatch.original
+        model.__dict__.pop("_megakernel", None)
+
+
+def one_expert_repacked() -> None:
+    """Let Marlin's repacking of dummy experts do the first one and copy it: one by one takes a minute."""
+    from sglang.srt.layers.quantization import marlin_utils_fp4 as marlin
+
+    def first_for_all(repack: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def repacked(tensor: torch.Tensor, *, num_experts: int, **shape: Any) -> torch.Tensor:
+            one = repack(tensor[:1], num_experts=1, **shape)
+            return one.expand(num_experts, *one.shape[1:]).contiguous()
+
+        return repacked
+
+    for name in ("_repack_moe_fp4_weight_for_marlin", "_permute_moe_fp4_scales_for_marlin"):
+        setattr(marlin, name, first_for_all(getattr(marlin, name)))
+
+
+# FlashMLA's sparse decode takes 64 or 128 query heads.
+FLASHMLA_HEADS = 64
+
+
+def pad_heads(model: torch.nn.Module) -> None:
+    """DeepSeek-V4.1 pads a rank's heads for FlashMLA only where there are several ranks; a slice is one of
+    several."""
+    for module in model.modules():
+        if hasattr(module, "_kernel_num_heads") and module.n_local_heads < FLASHMLA_HEADS:
+            sink = module.attn_sink.data.new_zeros(FLASHMLA_HEADS)
+            sink[: module.n_local_heads] = module.attn_sink.data
+            module._kernel_num_heads = lambda rows: FLASHMLA_HEADS
+            module._local_attn_sink = lambda heads=None, sink=sink: sink
 
 
 def without_tokenizer(config: Any) -> None:

@@ -89,6 +89,11 @@ class Measurement:
         )
 
     @property
+    def backend(self) -> str:
+        """The attention backend that stock ran, by its class."""
+        return self.choices.get("full_attn_backend") or self.choices.get("attention", "")
+
+    @property
     def is_plumbing(self) -> bool:
         return self.card.startswith(PLUMBING)
 

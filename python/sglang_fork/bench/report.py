@@ -27,8 +27,9 @@ COLUMNS = (
 
 
 def latest(lines: Iterable[Measurement]) -> list[Measurement]:
-    """The last line of each case, arm and slot list: a later run supersedes an earlier one."""
-    kept = {(line.case, line.arm, line.slots): line for line in lines}
+    """The last line of each case, arm, slot list and attention backend: a later run supersedes an earlier
+    one."""
+    kept = {(line.case, line.arm, line.slots, line.backend): line for line in lines}
     return sorted(
         kept.values(), key=lambda m: (m.family, m.slice, m.weights, m.mode, m.rows, m.routing, m.arm)
     )
@@ -47,8 +48,11 @@ def _layers(line: Measurement) -> Interval:
 
 
 def table(lines: Sequence[Measurement]) -> str:
-    """A Markdown table, one line a case and arm."""
-    stock = {line.case: line for line in lines if line.arm == "stock"}
+    """A Markdown table, one line a case and arm. A megakernel is judged against the fastest stock."""
+    stock: dict[tuple[str, ...], Measurement] = {}
+    for line in sorted(lines, key=lambda m: -m.layers_median_us):
+        if line.arm == "stock":
+            stock[line.case] = line
     rows = []
     for line in lines:
         against = ""

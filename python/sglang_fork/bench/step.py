@@ -5,21 +5,23 @@ that has SGLang.
 For each job it builds the slice, captures every arm, and for each width and routing case replays the arms in
 balanced order, L2 cold. Each case is appended to OUT as soon as it is measured, so a run that fails keeps
 what it has. Jobs of one slice load its weights once. With LOCK, a file, several workers can share a card:
-they start together and time one after the other.
+they start together, and the one that times stops the others meanwhile.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -32,10 +34,9 @@ from sglang_fork.errors import ForkError
 POOL_TOKENS = 65536
 
 
-# Seconds that a worker waits for others that are starting before it times beside them, and says so.
-PATIENCE = 10.0
+# Seconds for what a stopped worker had launched to end.
+SETTLE = 0.3
 OWN_ROUTING = "the router chose for itself"
-BUSY = "another process was starting on the card"
 
 
 @dataclass(frozen=True)
@@ -141,35 +142,35 @@ def server_arguments(job: Job, model: Path) -> dict[str, Any]:
     return args | job.server_args
 
 
-@contextmanager
-def starting(lock: Path | None) -> Iterator[None]:
-    """Marks this worker as starting; others may start at the same time."""
-    if lock is None:
-        yield
-        return
-    with lock.open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_SH)
-        yield
+def register(lock: Path | None) -> None:
+    """Name this process among the workers that share ``lock``."""
+    if lock is not None:
+        with lock.open("a") as workers:
+            workers.write(f"{os.getpid()}\n")
 
 
 @contextmanager
-def alone(lock: Path | None, patience: float = PATIENCE) -> Iterator[bool]:
-    """Holds the card against other workers' timing; waits ``patience`` seconds for those that are starting.
-    Gives whether none is."""
+def alone(lock: Path | None) -> Iterator[None]:
+    """Holds the card: other workers that share ``lock`` wait to time, and are stopped (SIGSTOP) meanwhile so
+    that they launch nothing. What they compile goes on in processes of its own."""
     if lock is None:
-        yield True
+        yield
         return
-    with lock.with_suffix(".timing").open("a") as timing, lock.open("a") as held:
-        fcntl.flock(timing, fcntl.LOCK_EX)
-        until = time.monotonic() + patience
-        quiet = False
-        while not quiet and time.monotonic() < until:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                quiet = True
-            except BlockingIOError:
-                time.sleep(0.2)
-        yield quiet
+    with lock.with_suffix(".timing").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        others = {int(word) for word in lock.read_text().split()} - {os.getpid()}
+        _signal(others, signal.SIGSTOP)
+        time.sleep(SETTLE)
+        try:
+            yield
+        finally:
+            _signal(others, signal.SIGCONT)
+
+
+def _signal(processes: Iterable[int], number: int) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 @dataclass
@@ -183,7 +184,6 @@ class Started:
     graphs: Any
     chosen: dict[int, list[Any]]
     facts: dict[str, Any]
-    busy: bool = False
     timed: list[tuple[int, str, list[record.Measurement]]] = field(default_factory=list)
 
 
@@ -199,15 +199,14 @@ def measure(jobs: Sequence[Job], out: Path, lock: Path | None = None) -> int:
             "the step benchmark times a GPU, and none is visible", "--dry-run says what would be measured"
         )
     facts: dict[str, Any] = {"versions": versions()}
+    register(lock)
     engine.Weights().install()
     started: list[Started] = []
     failed = 0
     for job in jobs:
         try:
-            with starting(lock):
-                started.append(_start(job, facts))
-            with alone(lock) as quiet:
-                started[-1].busy = not quiet
+            started.append(_start(job, facts))
+            with alone(lock):
                 if "copy" not in facts:
                     facts["copy"], facts["read"] = timing.bandwidth()
                     torch.cuda.empty_cache()
@@ -217,13 +216,6 @@ def measure(jobs: Sequence[Job], out: Path, lock: Path | None = None) -> int:
             failed += 1
             print(f"{job.family} {job.weights} {job.mode} x{job.width}: failed", flush=True)
             traceback.print_exc()
-    for one in started:
-        if one.busy and one.timed:
-            with alone(lock, 4 * PATIENCE) as quiet:
-                if quiet:
-                    one.busy, one.timed = False, []
-                    engine.activate(one.runner)
-                    _time(one, out)
     # Last: an attached profiler slows every later replay. Its lines supersede those without kernels.
     for one in started:
         if one.job.profile and one.timed:
@@ -373,7 +365,7 @@ def _case(one: Started, requests: int, case: str, out: Path) -> list[record.Meas
                 versions=facts["versions"],
                 tree=job.tree,
                 choices=_choices(one.runner),
-                note="; ".join(filter(None, (job.note, BUSY * one.busy, OWN_ROUTING * (drawn.case != case)))),
+                note="; ".join(filter(None, (job.note, OWN_ROUTING * (drawn.case != case)))),
             )
         )
         record.append(out, lines[-1])

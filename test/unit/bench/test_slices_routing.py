@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank slices have the shapes that one rank holds; routing is seeded, distinct and imposed by weights."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from sglang_fork import memory
@@ -251,11 +256,64 @@ def test_quantised_dummy_weights_become_finite_and_small():
     assert values["hc_attn_scale"].unique().tolist() == values["norm.weight"].unique().tolist() == [0.5]
 
 
-def test_workers_start_together_and_time_one_after_the_other(tmp_path):
+def test_a_slice_pads_its_heads_as_a_rank_does():
+    torch = pytest.importorskip("torch")
+    from sglang_fork.bench import engine
+
+    class Attention(torch.nn.Module):
+        def __init__(self, heads):
+            super().__init__()
+            self.n_local_heads = heads
+            self.attn_sink = torch.nn.Parameter(torch.ones(heads))
+
+        def _kernel_num_heads(self, rows):
+            return self.n_local_heads
+
+        def _local_attn_sink(self, heads=None):
+            return self.attn_sink
+
+    model = torch.nn.ModuleList([Attention(16), Attention(64)])
+    engine.pad_heads(model)
+    assert [layer._kernel_num_heads(8) for layer in model] == [64, 64]
+    sink = model[0]._local_attn_sink(64)
+    assert sink.shape == (64,) and sink.sum() == 16 and model[1]._local_attn_sink(64) is model[1].attn_sink
+
+
+def test_a_kept_model_loses_the_megakernel_of_the_runner_before():
+    torch = pytest.importorskip("torch")
+    from sglang_fork.bench import engine
+
+    class Dispatch:
+        original = staticmethod(lambda: "stock")
+
+    model = torch.nn.Module()
+    model.__dict__ |= {"_megakernel_dispatch": Dispatch, "_megakernel": object(), "forward": lambda: "mega"}
+    engine._without_megakernel(model)
+    assert model.forward() == "stock" and set(engine.arms_of(model)) == {"stock"}
+    engine._without_megakernel(model)
+
+
+def test_the_worker_that_times_stops_the_others(tmp_path):
     from sglang_fork.bench import step
 
     lock = tmp_path / "lock"
-    with step.starting(lock), step.starting(lock), step.alone(lock, patience=0.3) as quiet:
-        assert not quiet, "others are starting"
-    with step.alone(lock) as quiet:
-        assert quiet
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+
+    def state():
+        return Path(f"/proc/{other.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+    try:
+        lock.write_text(f"{other.pid}\n{ended.pid}\n")
+        step.register(lock)
+        assert str(os.getpid()) in lock.read_text().split()
+        with pytest.raises(KeyError), step.alone(lock):
+            assert state() == "T", "stopped while another times"
+            raise KeyError
+        assert state() in "SR", "goes on afterwards, also after an error"
+        with step.alone(None):
+            assert state() in "SR"
+    finally:
+        other.kill()
+        other.wait()
