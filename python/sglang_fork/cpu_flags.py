@@ -58,6 +58,14 @@ FAMILIES: Mapping[str, CpuFamily] = MappingProxyType(
             forced={**FORCED, "--page-size": "64"},
             why={"--page-size": "SGLang's pool of index keys has pages of 64"},
         ),
+        "deepseek_v41": CpuFamily(
+            forced={**FORCED, "--attention-backend": "dsv4"},
+            environment={"TORCH_COMPILE_DISABLE": "1"},
+            why={
+                "--attention-backend": "the only backend that reads its compressed caches",
+                "TORCH_COMPILE_DISABLE": "compiling the router takes a minute and saves microseconds",
+            },
+        ),
     }
 )
 
