@@ -72,6 +72,7 @@ def build(options: Options, out: Progress | None = None) -> Stamp:
         if is_built(profile):
             tree = patched_tree(options)
         else:
+            _require_means(profile, options)
             with progress.step("patched tree"):
                 tree = patched_tree(options)
         require_lock(wheel_metadata(tree.wheel))
@@ -82,10 +83,7 @@ def build(options: Options, out: Progress | None = None) -> Stamp:
             if options.kernels is not None:
                 _kernels(progress, after, options.kernels)
             return after
-        if profile == "cpu" and not driver_present():
-            stub.find_compiler()
-        if not is_built(profile) and not options.skip_torch:
-            environment.require_space(profile)
+        _require_means(profile, options)
         with progress.step("installer"):
             uv = ensure_uv()
         with progress.step(
@@ -104,6 +102,14 @@ def build(options: Options, out: Progress | None = None) -> Stamp:
             _kernels(progress, after, archs)
         _report(progress, after)
         return after
+
+
+def _require_means(profile: str, options: Options) -> None:
+    """Refuse early what would fail late: no compiler where stubs are made, no room for a new environment."""
+    if profile == "cpu" and not driver_present():
+        stub.find_compiler()
+    if not is_built(profile) and not options.skip_torch:
+        environment.require_space(profile)
 
 
 def require_python() -> None:

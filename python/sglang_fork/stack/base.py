@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 from sglang_fork.errors import ForkError
-from sglang_fork.stack.git import Git, isolated_env
+from sglang_fork.stack.git import Git, isolated_env, way_out
 
 PACKAGE = "sglang/"
 
@@ -62,12 +62,15 @@ def _import(git: Git, wheel: Path, version: str) -> str:
                 send(b"M 100644 inline %s\n" % member.filename.encode())
                 send(b"data %d\n%s\n" % (len(blob), blob))
         said = process.communicate()[1]
-    except (zipfile.BadZipFile, BrokenPipeError) as error:
+    except BrokenPipeError:
+        said = process.communicate()[1]
+    except zipfile.BadZipFile as error:
         process.kill()
         process.wait()
         raise ForkError(f"{wheel.name} cannot be read: {error}", f"delete {wheel} and try again") from None
     if process.returncode:
-        raise ForkError(f"git fast-import failed:\n{said.decode(errors='replace')}", code=1)
+        complaint = said.decode(errors="replace").strip()
+        raise ForkError(f"git fast-import failed:\n{complaint}", way_out(complaint), code=1)
     commit = git.resolve(reference)
     assert commit is not None
     return commit

@@ -6,6 +6,7 @@ machine.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -68,6 +69,13 @@ def isolated_env(extra: dict[str, str] | None = None) -> dict[str, str]:
     return env | (extra or {})
 
 
+def way_out(said: str) -> str | None:
+    """What to do about a failure of git's, where that is plain."""
+    if re.search("no space left|out of disk ?space", said, re.IGNORECASE):
+        return "the disk is full: ./sglang.sh clean, or name another folder in SGLANG_FORK_HOME"
+    return None
+
+
 class Git:
     """One repository or work tree. ``index`` names a private index file for plumbing that must not touch the
     real one.
@@ -96,7 +104,7 @@ class Git:
             raise ForkError("git is not installed", "install git 2.30 or newer") from None
         if check and done.returncode:
             said = (done.stderr or done.stdout).decode(errors="replace").strip()
-            raise ForkError(f"git {args[0]} failed in {self.path}:\n{said}", code=1)
+            raise ForkError(f"git {args[0]} failed in {self.path}:\n{said}", way_out(said), code=1)
         return done
 
     def out(self, *args: str, input: bytes | None = None, env: dict[str, str] | None = None) -> str:

@@ -36,7 +36,7 @@ def test_patches_work_on_this_base():
 def real(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> Fork:
     """The synthetic fork with the tool, its locks' inputs and one test of its own, on release 1.0."""
     monkeypatch.setattr(faults, "check_lock", check_lock)
-    for variable in ("SGLANG_FORK_PROFILE", "PYTEST_ADDOPTS"):
+    for variable in ("SGLANG_FORK_PROFILE", "PYTEST_ADDOPTS", "LD_LIBRARY_PATH"):
         monkeypatch.delenv(variable, raising=False)
     for name in ("sglang.sh", "LICENSE", "NOTICE", ".pytest.ini", ".gitignore"):
         shutil.copy(ROOT / name, fork.root / name)
