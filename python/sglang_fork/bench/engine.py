@@ -242,15 +242,73 @@ def layers_forward(model: torch.nn.Module, arm: str) -> Callable[..., Any]:
             return stock(input_ids, positions, forward_batch)
         return built.forward(step, stock, input_ids, positions, forward_batch)
 
-    return mega if arm == "mega" else stock
+    if arm == "stock":
+        return stock
+    _, _, listed = arm.partition(":")
+    return _with_slots(built, listed.split(","), mega) if listed else mega
 
 
-def arms_of(model: torch.nn.Module) -> dict[str, Callable[..., Any]]:
-    """Forwards by arm: ``stock`` always, ``mega`` when a megakernel is installed on the model."""
+def arms_of(model: torch.nn.Module, lists: str = "") -> dict[str, Callable[..., Any]]:
+    """Forwards by arm: ``stock`` always, ``mega`` when a megakernel is installed on the model; with ``lists``
+    (see ``slot_lists``) also ``mega:SLOTS`` for parts of its slots."""
     dispatch = model.__dict__.get("_megakernel_dispatch")
     if dispatch is None:
         return {"stock": model.forward}
-    return {"stock": dispatch.original, "mega": model.forward}
+    arms = {"stock": dispatch.original, "mega": model.forward}
+    built = model.__dict__["_megakernel"]
+    for listed in slot_lists(built.slots, _bound(built), lists):
+        arms[f"mega:{','.join(listed)}"] = _with_slots(built, listed, model.forward)
+    return arms
+
+
+def slot_lists(slots: Mapping[str, Any], bound: Sequence[str], kind: str) -> list[tuple[str, ...]]:
+    """Parts of the ``bound`` slots to measure beside all of them: ``without`` leaves out each one and what
+    needs it, ``alone`` runs each one and what it needs; none for another kind. The whole list and the empty
+    one are left out, as are repetitions."""
+    lists: list[tuple[str, ...]] = []
+    for name in bound if kind in ("without", "alone") else ():
+        if kind == "alone":
+            part = _closure(name, {slot: slots[slot].needs for slot in bound})
+        else:
+            users = {slot: tuple(o for o in bound if slot in slots[o].needs) for slot in bound}
+            part = set(bound) - _closure(name, users)
+        listed = tuple(slot for slot in bound if slot in part)
+        if 0 < len(listed) < len(bound) and listed not in lists:
+            lists.append(listed)
+    return lists
+
+
+def _closure(name: str, edges: Mapping[str, Sequence[str]]) -> set[str]:
+    found, ahead = set[str](), [name]
+    while ahead:
+        slot = ahead.pop()
+        if slot in edges and slot not in found:
+            found.add(slot)
+            ahead.extend(edges[slot])
+    return found
+
+
+def _bound(built: Any) -> list[str]:
+    """The slots that run a kernel at some width, in table order."""
+    names = {slot for kernels in built.kernels_by_width.values() for slot, _ in kernels}
+    return [slot for slot in built.slots if slot in names]
+
+
+def _with_slots(built: Any, listed: Sequence[str], forward: Callable[..., Any]) -> Callable[..., Any]:
+    """``forward`` as if the megakernel had only the ``listed`` slots."""
+
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        whole = built.kernels_by_width
+        built.kernels_by_width = {
+            rows: {key: kernel for key, kernel in kernels.items() if key[0] in listed}
+            for rows, kernels in whole.items()
+        }
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            built.kernels_by_width = whole
+
+    return limited
 
 
 def capture(runner: Any, arms: Mapping[str, Callable[..., Any]]) -> tuple[Any, dict[int, list[torch.Tensor]]]:

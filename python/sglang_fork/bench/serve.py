@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_fork import env, memory, preset
-from sglang_fork.bench import dummy, machine, served, stats, traffic
+from sglang_fork.bench import dummy, machine, plumbing, served, stats, traffic
 from sglang_fork.bench.load import Answer
 from sglang_fork.bench.record import PLUMBING
 from sglang_fork.commands.demo import free_port
@@ -129,7 +129,8 @@ def run(args: argparse.Namespace, results: Path, tree: str) -> int:
         return 0
     if not gpu:
         print("no NVIDIA driver: this runs the plumbing on the tiny twin; its numbers are no results")
-    out = args.out or results / ("serve.jsonl" if gpu else "plumbing-serve.jsonl")
+    out = args.out or results / "serve.jsonl"
+    out = out if gpu else plumbing.file_of(out)
     answers: dict[tuple[str, int], list[Answer]] = {}
     covered: dict[tuple[str, int], float] = {}
     lines: list[served.Served] = []

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_fork.errors import ForkError
@@ -25,7 +25,8 @@ WEIGHTS = ("bf16", "fp8", "nvfp4", "nvfp4-fp8", "mxfp4")
 @dataclass(frozen=True)
 class Slice:
     """One rank's model: ``config`` is a Hugging Face config; ``expert_bytes`` one expert's weights in a
-    layer, ``dense_bytes`` every other weight that a step reads in all layers, ``head_bytes`` the head's."""
+    layer, ``dense_bytes`` every other weight that a step reads in all layers, ``head_bytes`` the head's;
+    ``parts`` shares ``dense_bytes`` among the megakernel's slots."""
 
     family: str
     name: str
@@ -38,6 +39,7 @@ class Slice:
     expert_bytes: int
     dense_bytes: int
     head_bytes: int
+    parts: dict[str, int] = field(default_factory=dict)
 
     def step_bytes(self, distinct_experts: int) -> tuple[int, int]:
         """Bytes of weights that a step reads once: (layers and head, layers), ``distinct_experts`` summed

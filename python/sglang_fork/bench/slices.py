@@ -73,6 +73,11 @@ def qwen3_5(production: dict[str, Any], tp: int, layers: int, weights: str) -> S
     gates, expert = hidden * (experts + 1), 3 * hidden * shared
     full = layers // interval
     dense = 2 * (layers * (gates + expert) + (layers - full) * gdn + full * attention)
+    parts = {
+        "gdn": 2 * (layers - full) * gdn,
+        "attention": 2 * full * attention,
+        "moe": 2 * layers * (gates + expert),
+    }
     if weights == "nvfp4-fp8":  # in_proj_ba, router and shared gate stay BF16
         dense -= layers * expert + (layers - full) * (gdn - 2 * hidden * v_heads) + full * attention
     return Slice(
@@ -87,6 +92,7 @@ def qwen3_5(production: dict[str, Any], tp: int, layers: int, weights: str) -> S
         expert_bytes=round(3 * hidden * width * bytes_per_weight(weights)),
         dense_bytes=dense,
         head_bytes=2 * hidden * vocab,
+        parts=parts if weights in ("bf16", "nvfp4") else {},
     )
 
 

@@ -61,6 +61,7 @@ class Job:
     slots: str = ""
     profile: bool = True
     tune: bool = True
+    lists: str = ""
     tree: str = "unknown"
     note: str = ""
 
@@ -241,7 +242,7 @@ def _start(job: Job, facts: dict[str, Any]) -> Started:
         loaded = time.monotonic()
         if job.tune:
             tune_experts(job, rank, runner.model)
-        arms = engine.arms_of(runner.model)
+        arms = engine.arms_of(runner.model, job.lists)
         graphs, chosen = engine.capture(runner, arms)
     print(
         f"{rank.family} {rank.name} {job.weights} {job.mode} x{job.width}: weights {loaded - began:.0f} s, "
@@ -281,7 +282,8 @@ def _profile(one: Started, out: Path) -> None:
     for requests, case, lines in one.timed:
         _, replays = _prepare(one, requests, case)
         for line in lines:
-            kernels = timing.kernel_times(replays[f"{line.arm}:layers"])
+            arm = f"{line.arm}:{line.slots}" if f"{line.arm}:{line.slots}" in one.arms else line.arm
+            kernels = timing.kernel_times(replays[f"{arm}:layers"])
             record.append(out, _profiled(line, kernels))
             print(_short(_profiled(line, kernels)), flush=True)
 
@@ -348,8 +350,8 @@ def _case(one: Started, requests: int, case: str, out: Path) -> list[record.Meas
                 rows=rows,
                 routing=case,
                 context=job.context,
-                arm=arm,
-                slots=job.slots if arm == "mega" else "",
+                arm=arm.partition(":")[0],
+                slots=arm.partition(":")[2] or (job.slots if arm == "mega" else ""),
                 median_us=whole.median,
                 ci_low_us=whole.low,
                 ci_high_us=whole.high,

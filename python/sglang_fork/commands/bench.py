@@ -8,13 +8,26 @@ import json
 import os
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from sglang_fork import memory, paths, preset
-from sglang_fork.bench import bisect, machine, record, routing, serve, served, slices
+from sglang_fork.bench import (
+    bisect,
+    caches,
+    machine,
+    plumbing,
+    record,
+    report,
+    routing,
+    serve,
+    served,
+    slices,
+    slot_times,
+)
 from sglang_fork.bench.step import Job, write_jobs
 from sglang_fork.bench.stock import baseline
-from sglang_fork.env import built_profile, driver_present, process_env, venv_python
+from sglang_fork.env import built_profile, cache_dir, driver_present, process_env, venv_python
 from sglang_fork.errors import ForkError
 
 HELP = "measure a step of a rank slice or a served preset, report what was measured"
@@ -24,7 +37,7 @@ LAYERS = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parts = parser.add_subparsers(dest="part", required=True, metavar="step | serve | bisect-slots | report")
+    parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     step = parts.add_parser("step", help="the captured decode or verify step of one rank's slice")
     step.add_argument("preset", help="whose model and rank count to slice")
     step.add_argument("--mode", choices=("decode", "verify"), default="decode")
@@ -37,11 +50,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument("--context", type=int, help="tokens before the step (default: the family's)")
     step.add_argument("--routing", default=",".join(routing.CASES), help="cases: independent, correlated")
     step.add_argument("--slots", help="megakernel slots of the mega arm (default: its default slots)")
+    step.add_argument("--ablate", action="store_true", help="further arms, each without one slot")
     step.add_argument("--stock-only", action="store_true", help="do not build the megakernel")
     step.add_argument("--server-args", default="{}", help="JSON of further SGLang arguments")
     step.add_argument("--out", type=Path, default=RESULTS / "step.jsonl", help="file the lines are added to")
     step.add_argument("--note", help="what the lines say of this run (default: the family's)")
     step.add_argument("--dry-run", action="store_true", help="say what would be measured, measure nothing")
+    kernels = parts.add_parser("kernels", help="each slot against what it replaces and its byte floor")
+    kernels.add_argument("preset", help="whose model and rank count to slice")
+    kernels.add_argument("--requests", default="1,8", help="batch sizes, comma-separated (default 1,8)")
+    kernels.add_argument("--whole", action="store_true", help="the whole model on one GPU, no slice")
+    kernels.add_argument("--server-args", default="{}", help="JSON of further SGLang arguments")
+    kernels.add_argument("--out", type=Path, default=RESULTS / "kernels.jsonl", help="file of the lines")
+    kernels.add_argument("--dry-run", action="store_true", help="say what would be measured")
+    cache = parts.add_parser("cache", help="pack this machine's JIT caches, or unpack another's")
+    cache.add_argument("words", nargs=argparse.REMAINDER, help="export FILE | import FILE [--force]")
     serve.add_arguments(parts.add_parser("serve", help="a preset's server, through a streaming client"))
     bisecting = parts.add_parser("bisect-slots", help="the megakernel slot that breaks or slows a command")
     bisecting.add_argument("preset", help="whose megakernel's slots")
@@ -56,6 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.part == "serve":
         return serve.run(args, RESULTS, machine.tree())
+    if args.part == "cache":
+        return caches.run(args.words, cache_dir(), machine.versions())
+    if args.part == "kernels":
+        return _kernels(args)
     if args.part == "bisect-slots":
         found = preset.find(args.preset)
         if found is None:
@@ -108,6 +135,7 @@ def job_of(args: argparse.Namespace) -> Job:
         cases=cases,
         server_args=server_args,
         slots=args.slots or "",
+        lists="without" if args.ablate else "",
         tree=machine.tree(),
         note=args.note or stock.note,
     )
@@ -147,24 +175,60 @@ def _step(args: argparse.Namespace) -> int:
     print(describe(job))
     if args.dry_run:
         return 0
+    return _work(job, args.out, args.slots)
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    words = ["step", args.preset, "--requests", args.requests, "--routing", "independent"]
+    words += ["--server-args", args.server_args, *(["--whole"] if args.whole else [])]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    job = replace(job_of(parser.parse_args(words)), lists="alone")
+    print(describe(job))
+    if args.dry_run:
+        return 0
+    code = _work(job, args.out, None)
+    if args.out.is_file():
+        print(slot_times.table(slot_times.slot_times(record.load([args.out]), slot_bytes(job))))
+    return code
+
+
+def slot_bytes(job: Job) -> dict[tuple[str, int, str], int]:
+    """Weight bytes of each slot that a slice names: (slot, rows, routing) -> bytes."""
+    rank = job.slice()
+    out = {}
+    for requests in job.requests:
+        for case in job.cases:
+            rows = requests * job.width
+            drawn = routing.draw(
+                case, layers=rank.moe_layers, rows=rows, experts=rank.experts, top_k=rank.top_k
+            )
+            experts = rank.expert_bytes * sum(drawn.distinct(i) for i in range(rank.moe_layers))
+            for slot, dense in rank.parts.items():
+                out[slot, rows, case] = dense + (experts if slot == "moe" else 0)
+    return out
+
+
+def _work(job: Job, out: Path, slots: str | None) -> int:
+    """Run the worker; without a GPU the plumbing, into a file of its own."""
     if not driver_present():
-        raise ForkError(
-            "no NVIDIA driver on this machine: nothing is measured", "--dry-run says what would be"
-        )
+        out = plumbing.file_of(out)
+        print("no NVIDIA driver: this runs the plumbing around a stand-in; its numbers are no results")
+        print(report.table(plumbing.run(job, out)))
+        print(f"lines: {out}")
+        return 0
     environment = os.environ | process_env(built_profile() or "cuda")
-    if args.slots is not None:
-        environment["SGLANG_NVIDIA_MEGAKERNEL_SLOTS"] = args.slots
+    if slots is not None:
+        environment["SGLANG_NVIDIA_MEGAKERNEL_SLOTS"] = slots
     environment |= machine.tool_path()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spec = Path(folder) / "job.json"
         write_jobs(spec, [job])
-        command = [str(venv_python()), "-P", "-m", "sglang_fork.bench.step", str(spec), str(args.out)]
+        command = [str(venv_python()), "-P", "-m", "sglang_fork.bench.step", str(spec), str(out)]
         return subprocess.run(command, env=environment, check=False).returncode
 
 
 def _report(args: argparse.Namespace) -> int:
-    from sglang_fork.bench import report
-
     files = args.files or sorted([*RESULTS.glob("step*.jsonl"), *RESULTS.glob("serve*.jsonl")])
     if missing := [f for f in files if not f.is_file()]:
         raise ForkError(f"no such file: {', '.join(map(str, missing))}")

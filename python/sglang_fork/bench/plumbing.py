@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step benchmark without a GPU: the same job, slice, routing, order, intervals and lines, around a
+stand-in for the step. Its lines are marked as plumbing and are no results."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from sglang_fork.bench import machine, record, routing, stats
+from sglang_fork.bench.step import Job
+from sglang_fork.paths import ROOT, state_dir
+
+CARD = f"{record.PLUMBING}: no GPU"
+# Bytes that the stand-in reads for each gigabyte that the step would.
+SCALE = 1e-6
+
+
+def file_of(out: Path) -> Path:
+    """Where plumbing lines go in place of ``out``: never among the committed results."""
+    folder = state_dir() / "bench" if out.resolve().is_relative_to(ROOT / "test") else out.parent
+    return folder / f"plumbing-{out.name}"
+
+
+def stand_in(count: float) -> Callable[[], object]:
+    """Something that takes longer for more bytes."""
+    buffer = bytes(max(64, round(count * SCALE)))
+    return lambda: zlib.crc32(buffer)
+
+
+def alternate(arms: Mapping[str, Callable[[], object]], rounds: int, replays: int) -> dict[str, list[float]]:
+    """As ``timing.alternate``, by the host's clock."""
+    samples: dict[str, list[float]] = {name: [] for name in arms}
+    for order in stats.balanced(tuple(arms), rounds):
+        for name in order:
+            for _ in range(replays):
+                began = time.perf_counter()
+                arms[name]()
+                samples[name].append(max(1e-3, (time.perf_counter() - began) * 1e6))
+    return samples
+
+
+def run(job: Job, out: Path) -> list[record.Measurement]:
+    """Every case of ``job`` around the stand-in; the lines, appended to ``out``."""
+    rank = job.slice()
+    lines = []
+    for requests in sorted(job.requests):
+        for case in job.cases:
+            rows = requests * job.width
+            drawn = routing.draw(
+                case, layers=rank.moe_layers, rows=rows, experts=rank.experts, top_k=rank.top_k
+            )
+            whole, layers = rank.step_bytes(sum(drawn.distinct(i) for i in range(rank.moe_layers)))
+            arms = ("stock", "mega") if job.server_args.get("enable_nvidia_megakernel") else ("stock",)
+            parts = {"full": whole, "layers": layers}
+            runs = {f"{arm}:{part}": stand_in(n) for arm in arms for part, n in parts.items()}
+            samples = alternate(runs, job.rounds, job.replays)
+            for arm in arms:
+                full, alone = stats.interval(samples[f"{arm}:full"]), stats.interval(samples[f"{arm}:layers"])
+                line = record.Measurement(
+                    date=time.strftime("%Y-%m-%d", time.gmtime()),
+                    card=CARD,
+                    family=rank.family,
+                    preset=job.preset,
+                    slice=rank.name,
+                    layers=rank.layers,
+                    weights=job.weights,
+                    kv=job.kv,
+                    mode=job.mode,
+                    rows=rows,
+                    routing=case,
+                    context=job.context,
+                    arm=arm,
+                    slots=job.slots if arm == "mega" else "",
+                    median_us=full.median,
+                    ci_low_us=full.low,
+                    ci_high_us=full.high,
+                    layers_median_us=alone.median,
+                    layers_ci_low_us=alone.low,
+                    layers_ci_high_us=alone.high,
+                    launches_per_layer=0.0,
+                    weight_bytes=whole,
+                    layers_weight_bytes=layers,
+                    copy_tb_s=0.0,
+                    read_tb_s=0.0,
+                    fraction_of_copy=0.0,
+                    versions=machine.versions(),
+                    tree=job.tree,
+                    note="a stand-in ran in place of the step",
+                )
+                record.append(out, line)
+                lines.append(line)
+    return lines
