@@ -7,7 +7,7 @@ import pytest
 
 from sglang.srt.mega.device.cuda_compile import compile_kernel
 from sglang.srt.mega.device.sass import facts
-from sglang.srt.mega.models.qwen3_5.shape import QWEN35_35B_A3B, QWEN35_397B_TP8
+from sglang.srt.mega.models.qwen3_5.shape import QWEN35_35B_A3B, QWEN35_397B_TP8, Shape
 from sglang.srt.mega.models.qwen3_5.tactics import kernel_spec
 
 # Entry: 16-byte loads of weights or state that must stand ahead of the wait, and matrix instructions,
@@ -36,6 +36,18 @@ def test_loads_stand_before_the_wait_and_nothing_spills(entry: str, place: int) 
     assert found.weight_loads_before_wait >= loads, found
     assert found.tensor >= products, found
     assert compiled.usage.spill_bytes == 0 and found.local == 0, (compiled.usage, found)
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_121a"])
+@pytest.mark.parametrize(
+    ("entry", "shape", "rows"),
+    [("moe_up", QWEN35_397B_TP8, 8), ("moe_down", QWEN35_397B_TP8, 1), ("gdn_front", QWEN35_35B_A3B, 1)],
+    ids=["moe_up", "moe_down", "gdn_front"],
+)
+def test_blackwell_gets_the_registers_that_it_needs(entry: str, shape: Shape, rows: int, arch: str) -> None:
+    """These spilled there when they asked for as many resident blocks as on Hopper."""
+    usage = compile_kernel(kernel_spec(entry, shape, rows), arch).usage
+    assert usage.spill_bytes == 0 and usage.stack_bytes == 0, usage
 
 
 def test_the_count_sees_a_sunk_load() -> None:

@@ -49,6 +49,12 @@ struct Shared {
 }  // namespace mega
 #endif
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define MEGA_BLACKWELL 1
+#else
+#define MEGA_BLACKWELL 0
+#endif
+
 namespace mega {
 
 template <bool condition, class Yes, class No>

@@ -28,7 +28,8 @@ struct Window {  // one channel's taps and its last three inputs, oldest first
 // conv_state: [slots, QKV, 3], a slot every `conv_slot_stride` elements, updated in place;
 // state_index: [rows] int32, negative for a row that is padding;
 // out: mixed_qkv [rows, QKV], z [rows, Z], ba [rows, 2 HEADS_V] (b, then a).
-MEGA_KERNEL(gdn_front, 32 * warps, MEGA_BLOCKS)
+// Blackwell's assembler spills in the registers that three blocks leave.
+MEGA_KERNEL(gdn_front, 32 * warps, MEGA_BLACKWELL && MEGA_BLOCKS > 2 ? 2 : MEGA_BLOCKS)
 (const bf16* x, const float* square_sums, const bf16* norm_weight, const bf16* w_qkvz, const bf16* w_ba,
  const bf16* conv_weight, bf16* conv_state, i64 conv_slot_stride, const int* state_index, bf16* mixed_qkv,
  bf16* z, bf16* ba, int live_rows) {

@@ -65,7 +65,8 @@ MEGA_DEVICE Job job_of(const Picks& picks, int expert, int live_rows) {
 // Grid: HIDDEN / 16. act: [rows, TOP_K, INTER]; shared_act: [rows, SHARED_INTER]; logits: [rows, EXPERTS up
 // to a multiple of 16]; w2: [EXPERTS, HIDDEN, INTER]; shared_down: [HIDDEN, SHARED_INTER]; shared_scale:
 // [rows]; x, square_sums: the stream.
-MEGA_KERNEL(moe_down, 32 * warps, MEGA_BLOCKS)
+// Blackwell's assembler spills here in the registers that two blocks leave.
+MEGA_KERNEL(moe_down, 32 * warps, MEGA_BLACKWELL ? 1 : MEGA_BLOCKS)
 (const bf16* act, const bf16* shared_act, const bf16* logits, const bf16* w2, const bf16* shared_down,
  const float* shared_scale, const int* state_index, bf16* x, float* square_sums, int live_rows) {
   using Sums = TileSums<warps, rows>;

@@ -22,7 +22,8 @@ struct Tile {
 // Grid: as many blocks as reside at once; block b serves tiles b, b + gridDim.x, ... of INTER / 8 * TOP_K * rows.
 // normed: [rows, HIDDEN]; logits: [rows, EXPERTS up to a multiple of 16]; w13: [EXPERTS, 2 INTER, HIDDEN], gate
 // rows first; state_index: [rows], negative for padding; act: [rows, TOP_K, INTER].
-MEGA_KERNEL(moe_up, 32 * warps, MEGA_BLOCKS)
+// Blackwell's assembler spills here in the registers that two blocks leave.
+MEGA_KERNEL(moe_up, 32 * warps, MEGA_BLACKWELL ? 1 : MEGA_BLOCKS)
 (const bf16* normed, const bf16* logits, const bf16* w13, const int* state_index, bf16* act, int live_rows) {
   MEGA_DYNAMIC_SHARED(dynamic);
   using Sums = TileSums<warps, rows>[2];
