@@ -15,6 +15,9 @@ from sglang_fork.paths import ROOT, state_dir
 
 HELP = "make or train the tiny checkpoints that --tiny and CI serve"
 TRAINED = state_dir() / "checkpoints" / "qwen3_5-trained"
+COMMITTED = ROOT / "test" / "checkpoints" / "qwen3_5"
+MEASURED_ON = ROOT / "test" / "checkpoints" / "held_out.txt"
+QUANTISED = state_dir() / "checkpoints" / "qwen3_5-nvfp4"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trainer.add_argument("--window", type=int, help="tokens a window")
     trainer.add_argument("--seed", type=int)
     trainer.add_argument("--state", type=Path, help="a file to continue from, kept up to date")
+    quantiser = actions.add_parser("quantise", help="write an NVFP4 and FP8 copy of the tiny Qwen3.5")
+    quantiser.add_argument("--source", type=Path, help=f"the BF16 checkpoint (default: {COMMITTED})")
+    quantiser.add_argument("--out", type=Path, help=f"the folder to write (default: {QUANTISED})")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.action is None:
-        raise ForkError("checkpoint needs an action", "make, corpus, train")
-    return {"make": run_make, "corpus": run_corpus, "train": run_train}[args.action](args)
+        raise ForkError("checkpoint needs an action", "make, corpus, train, quantise")
+    actions = {"make": run_make, "corpus": run_corpus, "train": run_train, "quantise": run_quantise}
+    return actions[args.action](args)
 
 
 def run_make(args: argparse.Namespace) -> int:
@@ -62,6 +69,16 @@ def run_train(args: argparse.Namespace) -> int:
     if args.steps is not None:
         words += ["--steps", *map(str, args.steps)]
     code = run_module("sglang_fork.checkpoints.train", words)
+    if code == 0:
+        print(out)
+    return code
+
+
+def run_quantise(args: argparse.Namespace) -> int:
+    source, out = args.source or COMMITTED, args.out or QUANTISED
+    if not (source / "model.safetensors").is_file():
+        raise ForkError(f"{source} is no checkpoint", "name one with --source")
+    code = run_module("sglang_fork.checkpoints.train.quantise", [str(source), str(out), str(MEASURED_ON)])
     if code == 0:
         print(out)
     return code

@@ -77,10 +77,7 @@ def report(known: record.Record, prompt: str, answer: dict[str, Any]) -> list[st
         + (f", then {decode:.1f} tokens/s" if decode else ""),
         f"path    {known.megakernel}, through SGLang's own scheduler and OpenAI server",
     ]
-    if tiny.is_random(Path(known.model)):
-        lines.append(
-            "note    the tiny model's weights are random, so the text is noise: the path is what is shown"
-        )
+    lines.append(f"note    {tiny.about(Path(known.model))}")
     return lines
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -36,9 +37,22 @@ def twin(family: str) -> Path:
     return committed if (committed / "config.json").is_file() else make.default_path(family)
 
 
-def is_random(model: Path) -> bool:
-    """Whether a tiny checkpoint was made from random numbers: those of the state folder are."""
-    return model == make.default_path(model.name)
+def training(model: Path) -> dict[str, Any] | None:
+    """How a tiny checkpoint was trained and what it reaches; ``None`` where its weights are random."""
+    record = model / "training.json"
+    return dict(json.loads(record.read_text("utf-8"))) if record.is_file() else None
+
+
+def about(model: Path) -> str:
+    """One sentence on what to expect of a tiny checkpoint's text."""
+    record = training(model)
+    if record is None:
+        return "the tiny model's weights are random, so the text is noise: the path is what is shown"
+    bits = record["figures"]["held_out_bits_per_byte"]
+    return (
+        f"a model of {record['log'][0]['parameters'] / 1e6:.1f} million parameters, trained on the King James"
+        f" Bible for this demonstration ({bits:.2f} bits per byte on text that it was not shown)"
+    )
 
 
 def apply(resolution: Resolution, profile: str) -> tuple[Resolution, list[Change]]:
