@@ -106,11 +106,11 @@ def resume(
 ) -> Report:
     """Go on: take the resolution of the waiting patch (or leave it out with ``skip``), or try the gate again.
 
-    ``repin`` signs off the pinned code that upstream changed, in the candidate. ``tests``, where given,
-    replaces what the gate runs.
+    ``repin`` signs off the pinned code that upstream changed, in the candidate. ``tests``: what the gate runs
+    this time, empty for everything.
     """
     state = states.load()
-    state.tests = list(tests) or state.tests
+    state.tests = list(tests)
     with workspace.locked():
         tree = Git(states.tree_dir())
         if skip and state.stopped is None:
