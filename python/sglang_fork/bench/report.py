@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from sglang_fork.bench.record import Measurement
 from sglang_fork.bench.stats import Interval, Verdict, compare
@@ -128,8 +129,8 @@ def render(lines: Iterable[Measurement]) -> str:
 
 
 def plot(lines: Iterable[Measurement], folder: Path) -> list[Path]:
-    """PNG plots: fraction of copy bandwidth by rows, launches a layer, and a waterfall of each step's
-    kernels.
+    """PNG plots: fraction of copy bandwidth by rows, launches a layer, a waterfall of each step's kernels,
+    and bars of parts of the slot list.
 
     Needs matplotlib. Returns the files written; plumbing lines are not plotted.
     """
@@ -177,7 +178,35 @@ def plot(lines: Iterable[Measurement], folder: Path) -> list[Path]:
             axes.set_title(title, fontsize=8)
             written.append(_save(figure, folder / f"waterfall-{title}.png"))
             pyplot.close(figure)
-    return written
+    return written + [_bars(pyplot, group, folder) for group in ablations(real)]
+
+
+def ablations(lines: Iterable[Measurement]) -> list[list[Measurement]]:
+    """Groups of one case in which the megakernel ran with parts of its slots: stock first, then all slots,
+    then the parts."""
+    groups: dict[tuple[str, ...], list[Measurement]] = {}
+    for line in lines:
+        groups.setdefault((*line.case, line.backend), []).append(line)
+    return [
+        sorted(group, key=lambda m: (m.arm != "stock", m.slots != "", m.slots))
+        for group in groups.values()
+        if any(m.slots for m in group) and any(m.arm == "stock" for m in group)
+    ]
+
+
+def _bars(pyplot: Any, group: Sequence[Measurement], folder: Path) -> Path:
+    figure, axes = pyplot.subplots(figsize=(7, 0.5 * len(group) + 1.5))
+    names = [m.arm if m.arm == "stock" else f"slots {m.slots or 'all'}" for m in group]
+    axes.barh(names, [m.layers_median_us for m in group])
+    for place, m in enumerate(group):
+        axes.text(m.layers_median_us, place, f" {m.layers_median_us:.0f} us", va="center", fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("microseconds, layers alone")
+    title = f"{group[0].family}-{group[0].slice}-{group[0].mode}-{group[0].rows}-{group[0].routing}"
+    axes.set_title(title, fontsize=8)
+    path = _save(figure, folder / f"slots-{title}.png")
+    pyplot.close(figure)
+    return path
 
 
 def _save(figure: object, path: Path) -> Path:

@@ -57,9 +57,23 @@ def test_plots_are_written_and_nothing_is_not_plotted(tmp_path):
     pytest.importorskip("matplotlib")
     lines = [line(kernels={"moe": [2.0, 90.0]}), mega(840, 850, 860)]
     written = report.plot(lines, tmp_path)
-    assert len(written) == 3 and all(p.stat().st_size > 1000 for p in written)
+    assert sorted(p.name.split("-")[0] for p in written) == [
+        "fraction.png",
+        "launches.png",
+        "slots",
+        "waterfall",
+    ]
+    assert all(p.stat().st_size > 1000 for p in written)
     with pytest.raises(ForkError, match="nothing to plot"):
         report.plot([line(card="plumbing: cpu")], tmp_path)
+
+
+def test_ablations_group_a_case_stock_first():
+    whole = line(arm="mega", slots="")
+    part, other = line(arm="mega", slots="moe"), line(arm="mega", slots="gdn")
+    unlike = line(rows=8)
+    assert report.ablations([part, whole, unlike, line(), other]) == [[line(), whole, other, part]]
+    assert report.ablations([line(), whole]) == []
 
 
 def arguments(*words):
