@@ -92,4 +92,10 @@ MEGA_DEVICE void ldmatrix_x4(u32 (&r)[4], const void* shared_row) {
   std::memcpy(r, &arrival.exchange->scratch[emulator::lane() * 4], sizeof r);
 }
 
+MEGA_DEVICE u32 transpose(u32 pair) {
+  const int g = static_cast<int>(emulator::lane()) / 4, t = static_cast<int>(emulator::lane()) % 4;
+  const u32 first = shuffle(pair, 8 * t + g / 2), second = shuffle(pair, 8 * t + 4 + g / 2);
+  return (first >> 16 * (g % 2) & 0xffffu) | (second >> 16 * (g % 2)) << 16;
+}
+
 }  // namespace mega

@@ -38,5 +38,12 @@ MEGA_DEVICE void ldmatrix_x4(u32 (&r)[4], const void* shared_row) {
                : "memory");
 }
 
+// The transpose of an 8 x 8 matrix of 16-bit elements; lane 4g + t holds row g, columns 2t and 2t + 1.
+MEGA_DEVICE u32 transpose(u32 pair) {
+  u32 r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  return r;
+}
+
 }  // namespace mega
 #endif

@@ -14,12 +14,20 @@
 namespace mega {
 
 constexpr int latent = 512, rope = 64;
-constexpr int tile = 64;  // tokens staged and scored together
+constexpr int group = 16;  // tokens that a warp scores together
 
-// Fragments of 2 x 8 tiles of 16 channels by 16 tokens: see `values`.
+// The token of the group that is row r (0 to 7) of a product's tile; rows 8 to 15 are 8 further. Both ways of
+// reading touch every bank once in this order.
+MEGA_DEVICE int token_of(int r) { return 0x57463120u >> 4 * r & 7; }
+
+// A tile of 16 channels by 16 tokens: see `values`.
 struct ValueFragment {
   u32 a[4];
 };
+
+MEGA_DEVICE void unpack_words(u32 (&words)[4], uint4 v) {
+  words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+}
 
 struct Fp8Rows {
   static constexpr int bytes = latent + 4 * 4 + 2 * rope, stride = bytes + 16;
@@ -32,17 +40,24 @@ struct Fp8Rows {
   static MEGA_DEVICE void scores(const u8* low, const u8* high, float (&sum)[4][4], Query query) {
     int t = threadIdx.x & 3;
     MEGA_UNROLL
-    for (int step = 0; step < latent / 64; ++step) {
-      int i = 2 * (step % 4) + step / 4;  // neighbouring products belong to different sums
-      uint4 x = *reinterpret_cast<const uint4*>(low + 64 * i + 16 * t);
-      uint4 y = *reinterpret_cast<const uint4*>(high + 64 * i + 16 * t);
-      uint4 q0 = query(64 * i + 16 * t), q1 = query(64 * i + 16 * t + 8);
-      u32 xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-      u32 qs[8] = {q0.x, q0.y, q0.z, q0.w, q1.x, q1.y, q1.z, q1.w};
+    for (int half = 0; half < 2; ++half) {
+      u32 x[4][4], y[4][4], q[4][8];
+      MEGA_UNROLL
+      for (int b = 0; b < 4; ++b) {
+        int channel = 128 * b + 64 * half + 16 * t;
+        unpack_words(x[b], *reinterpret_cast<const uint4*>(low + channel));
+        unpack_words(y[b], *reinterpret_cast<const uint4*>(high + channel));
+        uint4 q0 = query(channel), q1 = query(channel + 8);
+        q[b][0] = q0.x, q[b][1] = q0.y, q[b][2] = q0.z, q[b][3] = q0.w;
+        q[b][4] = q1.x, q[b][5] = q1.y, q[b][6] = q1.z, q[b][7] = q1.w;
+      }
       MEGA_UNROLL
       for (int s = 0; s < 4; ++s) {
-        mma_f16(sum[i / 2], e4m3x2_to_f16x2(xs[s]), e4m3x2_to_f16x2(ys[s]), e4m3x2_to_f16x2(xs[s] >> 16),
-                e4m3x2_to_f16x2(ys[s] >> 16), qs[2 * s], qs[2 * s + 1]);
+        MEGA_UNROLL
+        for (int b = 0; b < 4; ++b) {  // neighbouring products belong to different sums
+          mma_f16(sum[b], e4m3x2_to_f16x2(x[b][s]), e4m3x2_to_f16x2(y[b][s]), e4m3x2_to_f16x2(x[b][s] >> 16),
+                  e4m3x2_to_f16x2(y[b][s] >> 16), q[b][2 * s], q[b][2 * s + 1]);
+        }
       }
     }
   }
@@ -54,17 +69,15 @@ struct Fp8Rows {
     return reinterpret_cast<const float*>(row + latent)[block];
   }
 
-  // Channels 128 w + 16 g + 2 i and + 1 (rows g and g + 8 of tile i) of tokens t, t + 4, t + 8, t + 12.
-  static MEGA_DEVICE int channel(int warp, int i) {
-    return 128 * warp + 16 * ((threadIdx.x & 31) >> 2) + 2 * i;
-  }
-  static MEGA_DEVICE void values(const u8* tokens, int warp, ValueFragment (&out)[8]) {
+  // Block b of 128 channels: `channel` and the next are rows g and g + 8 of tile i.
+  static MEGA_DEVICE int channel(int b, int i) { return 128 * b + 16 * ((threadIdx.x & 31) >> 2) + 2 * i; }
+  static MEGA_DEVICE void values(const u8* tokens, int b, ValueFragment (&out)[8]) {
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     u32 w[4][4];
     MEGA_UNROLL
     for (int j = 0; j < 4; ++j) {
-      uint4 v = *reinterpret_cast<const uint4*>(tokens + (t + 4 * j) * stride + 128 * warp + 16 * g);
-      w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
+      const u8* token = tokens + (token_of(2 * t + j % 2) + 8 * (j / 2)) * stride;
+      unpack_words(w[j], *reinterpret_cast<const uint4*>(token + 128 * b + 16 * g));
     }
     MEGA_UNROLL
     for (int q = 0; q < 4; ++q) {
@@ -105,19 +118,18 @@ struct Bf16Rows {
   }
   static MEGA_DEVICE float scale(const u8*, int) { return 1.0f; }
 
-  static MEGA_DEVICE int channel(int warp, int i) {
-    return 128 * warp + 64 * (i / 4) + 8 * ((threadIdx.x & 31) >> 2) + 2 * (i % 4);
+  static MEGA_DEVICE int channel(int b, int i) {
+    return 128 * b + 64 * (i / 4) + 8 * ((threadIdx.x & 31) >> 2) + 2 * (i % 4);
   }
-  static MEGA_DEVICE void values(const u8* tokens, int warp, ValueFragment (&out)[8]) {
+  static MEGA_DEVICE void values(const u8* tokens, int b, ValueFragment (&out)[8]) {
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     MEGA_UNROLL
     for (int m = 0; m < 2; ++m) {
       u32 w[4][4];
       MEGA_UNROLL
       for (int j = 0; j < 4; ++j) {
-        const u8* place = tokens + (t + 4 * j) * stride + 2 * (128 * warp + 64 * m + 8 * g);
-        uint4 v = *reinterpret_cast<const uint4*>(place);
-        w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
+        const u8* token = tokens + (token_of(2 * t + j % 2) + 8 * (j / 2)) * stride;
+        unpack_words(w[j], *reinterpret_cast<const uint4*>(token + 2 * (128 * b + 64 * m + 8 * g)));
       }
       MEGA_UNROLL
       for (int q = 0; q < 4; ++q) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sparse multi-head latent attention of decode and verify rows: each row attends the cached tokens that its
-// indexer chose, and the latent is both key and value. A block serves one row and one split of its choice;
-// mla_merge joins the splits.
+// indexer chose, and the latent is both key and value. A block serves one row, up to eight heads and one split
+// of the row's choice; mla_merge joins the splits.
 //
 // A rank holds few heads (8 of 64 at TP8). They are the columns of the tensor core's tile and tokens or
-// channels its rows, so eight heads fill it and nothing is padded. Chosen tokens come by bulk copies, all that
-// fit in shared memory at once. Queries are fp16 next to FP8 rows, each head scaled by its own power of two;
-// weights carry the token's block scales.
+// channels its rows, so eight heads fill it and nothing is padded. Every warp works by itself on 16 tokens at a
+// time, which it brings by bulk copies, and keeps all 512 channels of its sums; warps meet at the end. Queries
+// are fp16 next to FP8 rows, each head scaled by its own power of two; weights carry the token's block scales.
 //
-// Constants: HEADS (1 to 16), TOP_K, FP8 (0 or 1), STAGES (tiles of 64 tokens in shared memory).
+// Constants: HEADS (1 to 16), TOP_K, FP8 (0 or 1), WARPS, STAGES (groups of 16 tokens in flight, a warp).
 // Numerics: scores and softmax in fp32; e4m3 and bf16 values are exact in the products, scales are applied in
 // fp32 to scores and, rounded with the weights to fp16 (to bf16 next to BF16 rows), to values; fp32 sums.
 #include "common/barrier.cuh"
@@ -19,23 +19,22 @@
 
 namespace mega {
 
-constexpr int heads = MEGA_HEADS, top_k = MEGA_TOP_K, stages = MEGA_STAGES;
-constexpr int groups = (heads + 7) / 8, columns = 8 * groups;  // tiles of heads, and heads with padding
-constexpr int warps = 4, threads = 32 * warps, most_tiles = (top_k + tile - 1) / tile;
+constexpr int heads = MEGA_HEADS, top_k = MEGA_TOP_K, stages = MEGA_STAGES, warps = MEGA_WARPS;
+constexpr int columns = 8, threads = 32 * warps;
+constexpr int exchange_stride = latent + 4;
 constexpr float nothing = -1e30f;
 constexpr float weight_unit = 16384.0f;  // keeps small weights above fp16's subnormals
-static_assert(heads >= 1 && heads <= 16 && top_k % 4 == 0, "one or two tiles of heads");
+static_assert(heads >= 1 && heads <= 16 && top_k % 4 == 0 && warps <= 16, "one or two tiles of heads");
 using Rows = Select<(MEGA_FP8 != 0), Fp8Rows, Bf16Rows>;
+static_assert(stages * group * Rows::stride >= 4 * columns * exchange_stride, "a warp's sums fit in its stages");
 
 struct Scratch {
   alignas(16) bf16 query[columns][Rows::query_stride];  // fp16 bits next to FP8 rows
   alignas(16) bf16 rotated[columns][rope + 32];
-  alignas(16) u16 weight[Rows::scaled ? 4 : 1][tile / 16][columns][16];
-  MBarrier full[stages];
-  u32 there[2][most_tiles];  // which tokens of each half of a tile are there
-  float score[columns][tile + 4];
-  float peak[columns], total[columns], rescale[columns], query_unit[columns];
-  float value_unit;
+  MBarrier full[warps][stages];
+  u32 there[warps][stages];  // which tokens of the group are there
+  float query_unit[columns];
+  float peak[warps][columns], total[warps][columns];
 };
 
 // A power of two between x and 2 x (x: not negative, 2^-100 to 2^100, else clamped), and its inverse.
@@ -89,211 +88,225 @@ MEGA_DEVICE void stage_query(Scratch& s, int head, const bf16* query) {
 // query: [rows, HEADS, 512] bf16 and query_rotated: [rows, HEADS, 64] bf16, each with a stride of rows and of
 // heads in elements; chosen: [rows, TOP_K] int32, cache rows, negative where nothing was chosen, with a stride
 // of rows; cache: rows of 656 or 1152 bytes; scale: of the scores, times log2(e); partial: [rows, HEADS,
-// splits, 512] fp32 and stats: [rows, HEADS, splits, 2] fp32 (peak in log2 units, total). Grid: (splits, rows).
+// splits, 512] fp32 and stats: [rows, HEADS, splits, 2] fp32 (peak in log2 units, total). Grid: (splits, rows,
+// tiles of 8 heads).
 MEGA_KERNEL(mla_decode, threads, 1)
 (const bf16* query, i64 query_row, i64 query_head, const bf16* query_rotated, i64 rotated_row,
  i64 rotated_head, const int* chosen, i64 chosen_row, const u8* cache, float scale, float* partial,
  float* stats) {
   MEGA_SHARED(Scratch, s);
-  MEGA_DYNAMIC_SHARED(staged);  // [STAGES][64][Rows::stride]
+  MEGA_DYNAMIC_SHARED(dynamic);  // [WARPS][STAGES][16][Rows::stride], at the end the warps' sums
   int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  int split = blockIdx.x, splits = gridDim.x, row = blockIdx.y;
-  int chunk = ((top_k + splits - 1) / splits + 15) / 16 * 16;
+  int split = blockIdx.x, splits = gridDim.x, row = blockIdx.y, first_head = columns * blockIdx.z;
+  int live = heads - first_head < columns ? heads - first_head : columns;
+  int chunk = ((top_k + splits - 1) / splits + group - 1) / group * group;
   int begin = split * chunk < top_k ? split * chunk : top_k;
   int end = begin + chunk < top_k ? begin + chunk : top_k;
-  int tiles = (end - begin + tile - 1) / tile;
+  u8* staged = dynamic + warp * stages * group * Rows::stride;
 
   pdl_launch();
-  if (threadIdx.x == 0) {
+  if (lane == 0) {
     MEGA_UNROLL
-    for (int i = 0; i < stages; ++i) mbarrier_init(s.full[i], tile);
+    for (int i = 0; i < stages; ++i) mbarrier_init(s.full[warp][i], group);
   }
-  if (threadIdx.x < columns) {
-    s.peak[threadIdx.x] = nothing;
-    s.total[threadIdx.x] = 0.0f;
-  }
-  if (threadIdx.x == 0) s.value_unit = unit_of(0.0f);
-  block_sync();
+  warp_sync();
   pdl_wait();
 
-  // The block's first 64 threads bring one token of a tile each; one that is not there reads as zero.
+  // Group `turn` of the warp is group warp + turn * WARPS of the block. Lane l < 16 brings one token; one that
+  // is not there reads as zero.
   const int* mine = chosen + row * chosen_row + begin;
-  auto choice = [&](int index) {
-    int token = tile * index + static_cast<int>(threadIdx.x);
-    return token < end - begin ? static_cast<int>(load_step_word(mine + token)) : -1;
+  auto first_of = [&](int turn) { return begin + group * (warp + turn * warps); };
+  auto choice = [&](int turn) {
+    int token = first_of(turn) - begin + lane;
+    return lane < group && token < end - begin ? static_cast<int>(load_step_word(mine + token)) : -1;
   };
-  auto bring = [&](int index, int slot) {
-    u8* place = staged + ((index % stages) * tile + threadIdx.x) * Rows::stride;
-    MBarrier& full = s.full[index % stages];
+  auto bring = [&](int turn, int slot) {
+    u8* place = staged + ((turn % stages) * group + lane) * Rows::stride;
+    MBarrier& full = s.full[warp][turn % stages];
+    u32 there = warp_ballot(slot >= 0);
     if (slot >= 0) {
       mbarrier_expect(full, Rows::bytes);
       bulk_copy(place, cache + static_cast<i64>(slot) * Rows::bytes, Rows::bytes, full);
-    } else {
-      MEGA_UNROLL_BY(4)
-      for (int i = 0; i < Rows::bytes; i += 16)
+    } else if (lane < group) {
+      for (int i = 0; there && i < Rows::bytes; i += 16)
         *reinterpret_cast<uint4*>(place + i) = make_uint4(0, 0, 0, 0);
       mbarrier_arrive(full);
     }
-    u32 there = warp_ballot(slot >= 0);
-    if (lane == 0) s.there[warp][index] = there;
+    if (lane == 0) s.there[warp][turn % stages] = there;
   };
-  if (threadIdx.x < tile) {
-    int slot[stages];
-    MEGA_UNROLL
-    for (int i = 0; i < stages; ++i) slot[i] = i < tiles ? choice(i) : -1;
-    MEGA_UNROLL
-    for (int i = 0; i < stages; ++i) {
-      if (i < tiles) bring(i, slot[i]);
-    }
+  int slot[stages];
+  MEGA_UNROLL
+  for (int i = 0; i < stages; ++i) slot[i] = choice(i);
+  MEGA_UNROLL
+  for (int i = 0; i < stages; ++i) {
+    if (first_of(i) < end) bring(i, slot[i]);
   }
   for (int head = warp; head < columns; head += warps) {
-    const bf16* source = query + row * query_row + head * query_head;
-    stage_query(s, head, head < heads ? source : nullptr);
+    int source = first_head + head;
+    stage_query(s, head, head < live ? query + row * query_row + source * query_head : nullptr);
     if (lane < rope / 8) {
-      const bf16* place = query_rotated + row * rotated_row + head * rotated_head + 8 * lane;
+      const bf16* place = query_rotated + row * rotated_row + source * rotated_head + 8 * lane;
       *reinterpret_cast<uint4*>(&s.rotated[head][8 * lane]) =
-          head < heads ? load_shared_by_step(place) : make_uint4(0, 0, 0, 0);
+          head < live ? load_shared_by_step(place) : make_uint4(0, 0, 0, 0);
     }
   }
   block_sync();
 
-  float sum[groups][8][4] = {};
-  bool seen = false;
-  for (int index = 0; index < tiles; ++index) {
-    const u8* tokens = staged + (index % stages) * tile * Rows::stride;
-    u32 there[2] = {s.there[0][index], s.there[1][index]};
-    mbarrier_wait(s.full[index % stages], index / stages & 1);
-    if (there[0] | there[1]) {
-      seen = true;
-      // Scores of the warp's 16 tokens. Neighbouring rows of the tile are tokens two apart, for the banks.
-      int low = 16 * warp + ((g & 4) | (g & 1) << 1 | (g >> 1 & 1)), high = low + 8;
+  // The warp's running softmax of heads 2 t and 2 t + 1: peak (in all lanes of the same t), the lane's part of
+  // the total, and the sums in units of value_unit.
+  float sum[4][8][4] = {};
+  float peak[2] = {nothing, nothing}, total[2] = {0.0f, 0.0f}, value_unit = unit_of(0.0f);
+  float query_unit[2] = {s.query_unit[2 * t], s.query_unit[2 * t + 1]};
+  int low = token_of(g), high = low + 8;
+  for (int turn = 0; first_of(turn) < end; ++turn) {
+    const u8* tokens = staged + (turn % stages) * group * Rows::stride;
+    int next = choice(turn + stages);
+    mbarrier_wait(s.full[warp][turn % stages], turn / stages & 1);
+    u32 there = s.there[warp][turn % stages];
+    if (there) {
       const u8 *low_row = tokens + low * Rows::stride, *high_row = tokens + high * Rows::stride;
+      float part[4][4] = {}, rotated[2][4] = {};
+      Rows::scores(low_row, high_row, part,
+                   [&](int channel) { return *reinterpret_cast<const uint4*>(&s.query[g][channel]); });
       MEGA_UNROLL
-      for (int n = 0; n < groups; ++n) {
-        float part[4][4] = {}, rotated[4] = {};
-        Rows::scores(low_row, high_row, part, [&](int channel) {
-          return *reinterpret_cast<const uint4*>(&s.query[8 * n + g][channel]);
-        });
+      for (int i = 0; i < rope / 32; ++i) {
+        uint4 x = *reinterpret_cast<const uint4*>(Rows::rotated(low_row) + 32 * i + 8 * t);
+        uint4 y = *reinterpret_cast<const uint4*>(Rows::rotated(high_row) + 32 * i + 8 * t);
+        uint4 q = *reinterpret_cast<const uint4*>(&s.rotated[g][32 * i + 8 * t]);
+        mma_bf16(rotated[0], x.x, y.x, x.y, y.y, q.x, q.y);
+        mma_bf16(rotated[1], x.z, y.z, x.w, y.w, q.z, q.w);
+      }
+      float block_scale[2][4], largest_scale = 0.0f;
+      MEGA_UNROLL
+      for (int b = 0; b < 4; ++b) {
+        block_scale[0][b] = Rows::scale(low_row, b), block_scale[1][b] = Rows::scale(high_row, b);
+        largest_scale = fmaxf(largest_scale, fmaxf(fabsf(block_scale[0][b]), fabsf(block_scale[1][b])));
+      }
+      bool chose[2] = {(there >> low & 1) != 0, (there >> high & 1) != 0};
+      float score[2][2], best[2] = {peak[0], peak[1]};  // [token][head]
+      MEGA_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        float dot = 0.0f;
         MEGA_UNROLL
-        for (int i = 0; i < rope / 32; ++i) {
-          uint4 x = *reinterpret_cast<const uint4*>(Rows::rotated(low_row) + 32 * i + 8 * t);
-          uint4 y = *reinterpret_cast<const uint4*>(Rows::rotated(high_row) + 32 * i + 8 * t);
-          uint4 q = *reinterpret_cast<const uint4*>(&s.rotated[8 * n + g][32 * i + 8 * t]);
-          mma_bf16(rotated, x.x, y.x, x.y, y.y, q.x, q.y);
-          mma_bf16(rotated, x.z, y.z, x.w, y.w, q.z, q.w);
-        }
+        for (int b = 0; b < 4; ++b) dot += part[b][j] * block_scale[j / 2][b];
+        float value = (dot * query_unit[j % 2] + (rotated[0][j] + rotated[1][j])) * scale;
+        score[j / 2][j % 2] = chose[j / 2] ? value : nothing;
+        best[j % 2] = fmaxf(best[j % 2], score[j / 2][j % 2]);
+      }
+      MEGA_UNROLL
+      for (int mask = 4; mask < 32; mask *= 2) {
+        best[0] = fmaxf(best[0], shuffle_xor(best[0], mask));
+        best[1] = fmaxf(best[1], shuffle_xor(best[1], mask));
+        if (Rows::scaled) largest_scale = fmaxf(largest_scale, shuffle_xor(largest_scale, mask));
+      }
+      float unit = Rows::scaled ? fmaxf(value_unit, unit_of(largest_scale)) : value_unit;
+      float inverse = inverse_unit(unit), rescale[2], weight[2][2];
+      MEGA_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        rescale[h] = exp2_fast(peak[h] - best[h]);
         MEGA_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          const u8* token_row = j < 2 ? low_row : high_row;
-          int head = 8 * n + 2 * t + j % 2;
-          float dot = 0.0f;
-          MEGA_UNROLL
-          for (int b = 0; b < 4; ++b) dot += part[b][j] * Rows::scale(token_row, b);
-          s.score[head][j < 2 ? low : high] = (dot * s.query_unit[head] + rotated[j]) * scale;
+        for (int i = 0; i < 2; ++i) weight[i][h] = chose[i] ? exp2_fast(score[i][h] - best[h]) : 0.0f;
+        total[h] = total[h] * rescale[h] + (weight[0][h] + weight[1][h]);
+        rescale[h] *= value_unit * inverse;
+        peak[h] = best[h];
+      }
+      value_unit = unit;
+      if (warp_ballot(rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+        MEGA_UNROLL
+        for (int b = 0; b < 4; ++b) MEGA_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          sum[b][i][0] *= rescale[0], sum[b][i][2] *= rescale[0];
+          sum[b][i][1] *= rescale[1], sum[b][i][3] *= rescale[1];
         }
       }
-      block_sync();
-
-      // The running softmax, a warp a head, two tokens a lane; weights for the second product.
-      int token[2] = {lane, lane + 32};
-      bool chose[2];
-      float largest_scale = 0.0f, block_scale[2][4];
+      u32 plain[2] = {transpose(pack(weight[0][0], weight[0][1])), transpose(pack(weight[1][0], weight[1][1]))};
       MEGA_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        chose[i] = there[i] >> lane & 1;
-        MEGA_UNROLL
-        for (int b = 0; b < 4; ++b) {
-          block_scale[i][b] = Rows::scale(tokens + token[i] * Rows::stride, b);
-          largest_scale = fmaxf(largest_scale, fabsf(block_scale[i][b]));
-        }
-      }
-      float old_unit = s.value_unit;
-      float unit = Rows::scaled ? fmaxf(old_unit, unit_of(warp_max_float(largest_scale))) : old_unit;
-      float inverse = inverse_unit(unit);
-      for (int head = warp; head < columns; head += warps) {
-        float score[2], peak = s.peak[head], added = 0.0f;
-        MEGA_UNROLL
-        for (int i = 0; i < 2; ++i) score[i] = chose[i] ? s.score[head][token[i]] : nothing;
-        float best = fmaxf(warp_max_float(fmaxf(score[0], score[1])), peak);
-        MEGA_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          float weight = chose[i] ? exp2_fast(score[i] - best) : 0.0f;
-          added += weight;
-          int group = token[i] / 16, place = token[i] % 4 * 4 + token[i] % 16 / 4;
+      for (int b = 0; b < 4; ++b) {
+        ValueFragment value[8];
+        Rows::values(tokens, b, value);
+        u32 w[2] = {plain[0], plain[1]};
+        if (Rows::scaled) {
           MEGA_UNROLL
-          for (int b = 0; b < (Rows::scaled ? 4 : 1); ++b) {
-            float scaled = weight * block_scale[i][b] * inverse * weight_unit;
-            s.weight[b][group][head][place] =
-                static_cast<u16>(Rows::scaled ? pack_half(scaled, 0.0f) : pack(weight, 0.0f));
+          for (int i = 0; i < 2; ++i) {
+            float factor = block_scale[i][b] * inverse * weight_unit;
+            w[i] = transpose(pack_half(weight[i][0] * factor, weight[i][1] * factor));
           }
         }
-        added = warp_sum(added);
-        if (lane == 0) {
-          float rescale = exp2_fast(peak - best);
-          s.rescale[head] = Rows::scaled ? rescale * (old_unit * inverse) : rescale;
-          s.total[head] = s.total[head] * rescale + added;
-          s.peak[head] = best;
-        }
-      }
-      block_sync();
-      if (threadIdx.x == 0) s.value_unit = unit;
-
-      // Weighted values: the warp's 128 channels of all tokens.
-      MEGA_UNROLL
-      for (int n = 0; n < groups; ++n) {
-        float even = s.rescale[8 * n + 2 * t], odd = s.rescale[8 * n + 2 * t + 1];
         MEGA_UNROLL
         for (int i = 0; i < 8; ++i) {
-          sum[n][i][0] *= even, sum[n][i][2] *= even;
-          sum[n][i][1] *= odd, sum[n][i][3] *= odd;
-        }
-      }
-      MEGA_UNROLL
-      for (int group = 0; group < tile / 16; ++group) {
-        ValueFragment value[8];
-        Rows::values(tokens + 16 * group * Rows::stride, warp, value);
-        MEGA_UNROLL
-        for (int n = 0; n < groups; ++n) {
-          uint2 w =
-              *reinterpret_cast<const uint2*>(&s.weight[Rows::scaled ? warp : 0][group][8 * n + g][4 * t]);
-          MEGA_UNROLL
-          for (int i = 0; i < 8; ++i) {
-            const u32(&a)[4] = value[i].a;
-            if (Rows::scaled) {
-              mma_f16(sum[n][i], a[0], a[1], a[2], a[3], w.x, w.y);
-            } else {
-              mma_bf16(sum[n][i], a[0], a[1], a[2], a[3], w.x, w.y);
-            }
+          const u32(&a)[4] = value[i].a;
+          if (Rows::scaled) {
+            mma_f16(sum[b][i], a[0], a[1], a[2], a[3], w[0], w[1]);
+          } else {
+            mma_bf16(sum[b][i], a[0], a[1], a[2], a[3], w[0], w[1]);
           }
         }
       }
     }
-    block_sync();
-    if (threadIdx.x < tile && index + stages < tiles) {
+    warp_sync();
+    if (first_of(turn + stages) < end) {
       proxy_fence();
-      bring(index + stages, choice(index + stages));
+      bring(turn + stages, next);
+      warp_sync();
     }
-    if (stages < most_tiles) block_sync();  // what the tile just asked for holds
   }
 
-  float unit = Rows::scaled ? s.value_unit * (1.0f / weight_unit) : 1.0f;
   MEGA_UNROLL
-  for (int n = 0; n < groups; ++n) MEGA_UNROLL
-  for (int odd = 0; odd < 2; ++odd) {
-    int head = 8 * n + 2 * t + odd;
-    if (head >= heads || !seen) continue;
-    i64 place = ((static_cast<i64>(row) * heads + head) * splits + split) * latent;
+  for (int mask = 4; mask < 32; mask *= 2) {
+    total[0] += shuffle_xor(total[0], mask);
+    total[1] += shuffle_xor(total[1], mask);
+  }
+  if (g == 0) {
     MEGA_UNROLL
+    for (int h = 0; h < 2; ++h) s.peak[warp][2 * t + h] = peak[h], s.total[warp][2 * t + h] = total[h];
+  }
+  block_sync();
+  float best[2] = {nothing, nothing};
+  MEGA_UNROLL
+  for (int w = 0; w < warps; ++w) {
+    best[0] = fmaxf(best[0], s.peak[w][2 * t]);
+    best[1] = fmaxf(best[1], s.peak[w][2 * t + 1]);
+  }
+  // The warps' sums to shared memory, relative to the block's peak.
+  auto exchange = [&](int w) {
+    return reinterpret_cast<float*>(dynamic + w * stages * group * Rows::stride);
+  };
+  float unit = Rows::scaled ? value_unit * (1.0f / weight_unit) : 1.0f;
+  MEGA_UNROLL
+  for (int h = 0; h < 2; ++h) {
+    float factor = total[h] == 0.0f ? 0.0f : exp2_fast(peak[h] - best[h]) * unit;
+    MEGA_UNROLL
+    for (int b = 0; b < 4; ++b) MEGA_UNROLL
     for (int i = 0; i < 8; i += 2) {
-      const float(&x)[4] = sum[n][i], (&y)[4] = sum[n][i + 1];
-      store_vector(partial + place + Rows::channel(warp, i),
-                   make_uint4(float_bits(x[odd] * unit), float_bits(x[2 + odd] * unit),
-                              float_bits(y[odd] * unit), float_bits(y[2 + odd] * unit)));
+      const float(&x)[4] = sum[b][i], (&y)[4] = sum[b][i + 1];
+      float* place = exchange(warp) + (2 * t + h) * exchange_stride + Rows::channel(b, i);
+      *reinterpret_cast<float4*>(place) =
+          make_float4(x[h] * factor, x[2 + h] * factor, y[h] * factor, y[2 + h] * factor);
     }
   }
-  if (threadIdx.x < heads) {
-    i64 place = (static_cast<i64>(row) * heads + threadIdx.x) * splits + split;
-    stats[2 * place] = s.peak[threadIdx.x], stats[2 * place + 1] = s.total[threadIdx.x];
+  block_sync();
+  i64 first = static_cast<i64>(row) * heads + first_head;
+  for (int item = threadIdx.x; item < live * (latent / 4); item += threads) {
+    int head = item / (latent / 4), channel = item % (latent / 4) * 4;
+    float4 all = make_float4(0, 0, 0, 0);
+    MEGA_UNROLL
+    for (int w = 0; w < warps; ++w) {
+      float4 v = *reinterpret_cast<const float4*>(exchange(w) + head * exchange_stride + channel);
+      all.x += v.x, all.y += v.y, all.z += v.z, all.w += v.w;
+    }
+    store_vector(partial + ((first + head) * splits + split) * latent + channel,
+                 make_uint4(float_bits(all.x), float_bits(all.y), float_bits(all.z), float_bits(all.w)));
+  }
+  if (warp == 0 && g == 0) {
+    MEGA_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      int head = 2 * t + h;
+      float all = 0.0f;
+      MEGA_UNROLL
+      for (int w = 0; w < warps; ++w) all += s.total[w][head] * exp2_fast(s.peak[w][head] - best[h]);
+      i64 place = (first + head) * splits + split;
+      if (head < live) stats[2 * place] = best[h], stats[2 * place + 1] = all;
+    }
   }
 }
 

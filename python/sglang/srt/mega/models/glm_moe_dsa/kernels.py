@@ -14,6 +14,7 @@ from sglang.srt.mega.models.glm_moe_dsa.tactics import (
     ENTRIES,
     LATENT,
     MAX_ROWS,
+    MULTIPROCESSORS,
     ROPE,
     Shape,
     kernel_spec,
@@ -34,7 +35,7 @@ class SparseMla:
         self.device = torch.device(device)
         self._pdl = pdl
         self._kernels = {entry: load_kernel(kernel_spec(entry, shape), self.device) for entry in ENTRIES}
-        shares = max(rows * splits(shape, rows) for rows in range(1, MAX_ROWS + 1))
+        shares = max(MULTIPROCESSORS, MAX_ROWS)
         self._partial = torch.zeros(shares, shape.heads, LATENT, device=self.device)
         self._stats = torch.zeros(shares, shape.heads, 2, device=self.device)
 
@@ -56,7 +57,7 @@ class SparseMla:
         """
         rows = self._check(query, rotated, cache, chosen, out)
         share = splits(self.shape, rows) if share is None else share
-        if not 1 <= share * rows <= self._partial.shape[0]:
+        if not 1 <= share <= self._partial.shape[0] // rows:
             raise ValueError(f"{share} splits of {rows} rows; there is room for {self._partial.shape[0]}")
         self._launch(
             "mla_decode",

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from sglang.srt.mega.device.spec import KernelSpec, LaunchConfig
 
 LATENT, ROPE = 512, 64  # channels of a cached token that are key and value, and key alone
-TILE = 64  # tokens that a block stages and scores together
+GROUP = 16  # tokens that a warp stages and scores together
 MAX_ROWS = 16  # four requests of four draft tokens, or two of six
 MULTIPROCESSORS = 132
 MOST_SPLITS = 128
 ROW_BYTES = {True: LATENT + 4 * 4 + 2 * ROPE, False: 2 * (LATENT + ROPE)}
 SHARED_STRIDE = {True: ROW_BYTES[True] + 16, False: ROW_BYTES[False] + 32}
-STAGES = {True: 4, False: 2}
+WARPS, STAGES = {True: 8, False: 4}, {True: 2, False: 2}
 ENTRIES = ("mla_decode", "mla_merge")
 
 
@@ -41,32 +41,38 @@ class Shape:
         return ROW_BYTES[self.fp8]
 
     @property
-    def stages(self) -> int:
-        """Tiles in shared memory at once."""
-        return min(STAGES[self.fp8], -(-self.top_k // TILE))
+    def warps(self) -> int:
+        """Warps of a block, each with groups of tokens of its own."""
+        return WARPS[self.fp8]
 
 
 GLM5_TP8 = Shape(heads=8, top_k=2048, fp8=True)
 
 
 def splits(shape: Shape, rows: int) -> int:
-    """Blocks that share a row's choice: enough for every multiprocessor, 64 tokens each at least."""
-    return max(1, min(MULTIPROCESSORS // rows, -(-shape.top_k // TILE), MOST_SPLITS))
+    """Blocks that share a row's choice: one a multiprocessor, a group of tokens a warp at least."""
+    tiles = -(-shape.heads // 8)
+    return max(1, min(MULTIPROCESSORS // (rows * tiles), -(-shape.top_k // (GROUP * shape.warps)), MOST_SPLITS))
 
 
 def kernel_spec(entry: str, shape: Shape) -> KernelSpec:
     """The compiled form of one step; one serves every number of rows."""
     constants = {"HEADS": shape.heads}
     if entry == "mla_decode":
-        constants |= {"TOP_K": shape.top_k, "FP8": int(shape.fp8), "STAGES": shape.stages}
+        constants |= {
+            "TOP_K": shape.top_k,
+            "FP8": int(shape.fp8),
+            "WARPS": shape.warps,
+            "STAGES": STAGES[shape.fp8],
+        }
     return KernelSpec.of(f"glm_moe_dsa/{entry}.cuh", entry, constants)
 
 
 def launch_config(entry: str, shape: Shape, rows: int, share: int) -> LaunchConfig:
     """Grid, block and shared memory for ``rows`` rows whose choice ``share`` blocks share."""
     if entry == "mla_decode":
-        shared = shape.stages * TILE * SHARED_STRIDE[shape.fp8]
-        return LaunchConfig((share, rows, 1), 128, shared)
+        shared = shape.warps * STAGES[shape.fp8] * GROUP * SHARED_STRIDE[shape.fp8]
+        return LaunchConfig((share, rows, -(-shape.heads // 8)), 32 * shape.warps, shared)
     return LaunchConfig((shape.heads, rows, 1), LATENT // 4)
 
 
