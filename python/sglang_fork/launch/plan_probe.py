@@ -26,7 +26,8 @@ def render(architecture: str) -> str:
     loaded = importlib.import_module(module)
     spec, slots = getattr(loaded, name), loaded.SLOTS
     selection = select(slots, envs.SGLANG_NVIDIA_MEGAKERNEL_SLOTS.get())
-    plan = make_plan(slots, selection, range(1, spec.max_rows + 1), lambda slot: None)
+    unavailable = getattr(loaded, "without_weights", lambda slot: None)
+    plan = make_plan(slots, selection, range(1, spec.max_rows + 1), unavailable)
     return f"{spec.name} on {', '.join(sorted(spec.requires.isas))}\n{plan.render()}"
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lab, in the built environment on a GPU: the fused steps of glm_deepseek.py beside the ops that SGLang runs.
 
-``python test/bench/lab/against_stock.py --parts mla mhc --out results.jsonl``. Sparse attention against FlashMLA
-as SGLang's DSA backend calls it, heads padded to 64, on pages that SGLang's own quantiser wrote; the seam against
-SGLang's post, combine, norm and mix. Both arms are graphs over the same inputs, larger than the L2.
+``python test/bench/lab/against_stock.py --parts mla mhc --out results.jsonl``. Sparse attention against
+FlashMLA as SGLang's DSA backend calls it, heads padded to 64, on pages that SGLang's own quantiser wrote; the
+seam against SGLang's post, combine, norm and mix. Both arms are graphs over the same inputs, larger than the
+L2.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class FlashMla:
         self.no_table = torch.empty((rows, 0), dtype=torch.int32, device="cuda")
 
     def pad(self, query: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:
-        """Latent and rotated queries joined, heads padded: two of stock's launches (SGLang joins by a kernel)."""
+        """Latent and rotated queries joined, heads padded, as two of stock's launches."""
         joined = torch.cat((query, rotated), -1)
         padded = joined.new_zeros(joined.shape[0], 1, PADDED_HEADS, joined.shape[-1])
         padded[:, 0, : self.shape.heads] = joined
@@ -98,8 +99,8 @@ def check_mla(rows: int) -> None:
     stock = flash(flash.pad(query, rotated), cache, chosen)
     exact = reference.sparse_mla(query, rotated, cache, chosen, SCALE)
     print(
-        f"sparse MLA {rows} rows: from float64 ours {error(out, exact):.2e}, FlashMLA {error(stock, exact):.2e}; "
-        f"apart {error(out, stock):.2e}",
+        f"sparse MLA {rows} rows: from float64 ours {error(out, exact):.2e}, "
+        f"FlashMLA {error(stock, exact):.2e}; apart {error(out, stock):.2e}",
         flush=True,
     )
 
@@ -122,7 +123,13 @@ def measure_mla(rows_out: lab.Rows, rows: int, copy: float) -> None:
 
 
 def compare(
-    rows_out: lab.Rows, part: str, rows: int, arms: dict[str, Callable[[], None]], parts: int, size: int, copy: float
+    rows_out: lab.Rows,
+    part: str,
+    rows: int,
+    arms: dict[str, Callable[[], None]],
+    parts: int,
+    size: int,
+    copy: float,
 ) -> None:
     graphs = {name: lab.capture(step) for name, step in arms.items()}
     times: dict[str, list[float]] = {name: [] for name in arms}
@@ -177,10 +184,11 @@ def check_mhc(rows: int) -> None:
     i.run(seam)
     streams, normed, mix = stock(i.x, i.residual, i.mix, i.fn, i.mix_scale, i.base, i.norm_weight)
     print(
-        f"mHC {rows} rows: streams equal bit for bit {torch.equal(streams, i.updated[:rows])}, norms that differ "
-        f"{int((normed != i.normed[:rows]).sum())} of {normed.numel()}; apart: pre "
-        f"{error(i.next_mix.pre[:rows], mix.pre):.1e}, post {error(i.next_mix.post[:rows], mix.post):.1e}, comb "
-        f"{error(i.next_mix.comb[:rows], mix.comb):.1e}",
+        f"mHC {rows} rows: streams bit for bit {torch.equal(streams, i.updated[:rows])}, "
+        f"{int((normed != i.normed[:rows]).sum())} of {normed.numel()} normed values differ; apart: "
+        f"pre {error(i.next_mix.pre[:rows], mix.pre):.1e}, "
+        f"post {error(i.next_mix.post[:rows], mix.post):.1e}, "
+        f"comb {error(i.next_mix.comb[:rows], mix.comb):.1e}",
         flush=True,
     )
 
@@ -193,9 +201,7 @@ def measure_mhc(rows_out: lab.Rows, rows: int, copy: float) -> None:
     def chain() -> None:
         streams, mix = model.streams[0], model.mixes[0]
         for fn in parts:
-            streams, _, mix = stock(
-                model.x, streams, mix, fn, model.mix_scale, model.base, model.weight
-            )
+            streams, _, mix = stock(model.x, streams, mix, fn, model.mix_scale, model.base, model.weight)
 
     arms = {"ours": lambda: model.step(kernel), "SGLang": chain}
     compare(rows_out, "mHC", rows, arms, model.count, model.bytes(shape.hidden), copy)

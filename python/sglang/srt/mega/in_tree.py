@@ -10,6 +10,11 @@ from __future__ import annotations
 from sglang.kernels.plugin_kernels.nvidia.spec import register_in_tree
 
 SPECS: dict[str, str] = {
+    "DeepseekV41ForCausalLM": "sglang.srt.mega.models.deepseek_v4.spec:SPEC",
+    "DeepseekV4ForCausalLM": "sglang.srt.mega.models.deepseek_v4.spec:SPEC",
+    "GlmMoeDsaForCausalLM": "sglang.srt.mega.models.glm_moe_dsa.spec:SPEC",
+    "KimiK3ForConditionalGeneration": "sglang.srt.mega.models.kimi_k3.spec:SPEC",
+    "KimiK3LinearForCausalLM": "sglang.srt.mega.models.kimi_k3.spec:SPEC",
     "Qwen3_5MoeForCausalLM": "sglang.srt.mega.models.qwen3_5.spec:SPEC",
     "Qwen3_5MoeForConditionalGeneration": "sglang.srt.mega.models.qwen3_5.spec:SPEC",
 }

@@ -66,10 +66,21 @@ class Plan:
             for choice in mine:
                 if not choice.kernel:
                     reasons.setdefault(choice.reason, []).append(choice.rows)
-            kernel = ",".join(str(c.rows) for c in mine if c.kernel) or "none"
-            stock = "; ".join(f"{','.join(map(str, rows))}: {why}" for why, rows in reasons.items())
+            kernel = _ranges([c.rows for c in mine if c.kernel]) or "none"
+            stock = "; ".join(f"{_ranges(rows)}: {why}" for why, rows in reasons.items())
             lines.append(f"{name:{width}}  {kernel:11}  {stock or 'none'}")
         return "\n".join(lines)
+
+
+def _ranges(rows: Sequence[int]) -> str:
+    """``1,2,4-7`` for ascending numbers: runs of three and more as a range."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and row == runs[-1][-1] + 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
 def make_plan(

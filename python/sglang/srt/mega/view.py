@@ -54,11 +54,26 @@ class StepView:
     req_to_token: torch.Tensor
     kv_pool: Any
     recurrent: RecurrentView | None
+    selects_slots: bool = False
 
     @cached_property
     def lengths(self) -> torch.Tensor:
         """``seq_lens`` as int32, converted once a step."""
         return self.seq_lens.to(torch.int32)
+
+    def chosen_slots(self, top_k: torch.Tensor) -> torch.Tensor:
+        """KV rows of an indexer's choice, ``[rows, k]`` int32, -1 where it chose nothing.
+
+        ``top_k``: ``[rows, k]`` int32, KV rows where the backend's top-k writes them (``selects_slots``),
+        else positions within the row's request.
+        """
+        if self.selects_slots:
+            return top_k
+        requests = self.req_pool_indices
+        if self.rows != self.requests:
+            requests = requests.repeat_interleave(self.rows // self.requests)
+        slots = self.req_to_token[requests].gather(1, top_k.clamp(min=0).long())
+        return slots.to(torch.int32).masked_fill(top_k < 0, -1)
 
 
 def view_of(positions: torch.Tensor, forward_batch: Any) -> StepView:
@@ -81,4 +96,5 @@ def view_of(positions: torch.Tensor, forward_batch: Any) -> StepView:
         req_to_token=backend.req_to_token_pool.req_to_token,
         kv_pool=backend.token_to_kv_pool,
         recurrent=recurrent,
+        selects_slots=bool(getattr(backend, "use_fused_topk", False)),
     )

@@ -55,12 +55,12 @@ def _compile(spec: KernelSpec, arch: str, key: str, cache: CubinCache) -> bytes:
         "entry": spec.entry,
         "constants": dict(spec.constants),
         "arch": arch,
-        "compiler": compiler_version(),
+        "compiler": compiler_version(spec),
         "cubin_bytes": len(compiled.cubin),
         "registers": compiled.usage.registers,
         "stack_bytes": compiled.usage.stack_bytes,
         "spill_bytes": compiled.usage.spill_bytes,
-        "sass": facts(compiled.cubin, spec.entry).as_dict(),
+        "sass": facts(compiled.cubin, compiled.symbol).as_dict(),
     }
     cache.put(key, compiled.cubin)
     cache.put(f"{key}-record", json.dumps(record).encode())

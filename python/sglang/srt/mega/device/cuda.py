@@ -13,6 +13,7 @@ from functools import cache
 import torch
 from cuda.bindings import driver
 
+from sglang.srt.mega.device import cute_compile
 from sglang.srt.mega.device.cubin_cache import CubinCache
 from sglang.srt.mega.device.cuda_compile import load_cubin
 from sglang.srt.mega.device.spec import KernelSpec, LaunchConfig
@@ -54,7 +55,8 @@ class CudaKernel:
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # a context, before the driver is asked to load into it
             self._library = _check("load", driver.cuLibraryLoadData(self._image, [], [], 0, [], [], 0))
-        kernel = _check("find", driver.cuLibraryGetKernel(self._library, spec.entry.encode()))
+        symbol = cute_compile.symbol_of(self._image, spec.entry) if cute_compile.is_cute(spec) else spec.entry
+        kernel = _check("find", driver.cuLibraryGetKernel(self._library, symbol.encode()))
         self._function = driver.CUfunction(int(kernel))
         self._kernel = kernel
         self._device = driver.CUdevice(torch.cuda.current_device() if device.index is None else device.index)

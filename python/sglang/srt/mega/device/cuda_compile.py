@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from sglang.srt.mega.device import cute_compile
 from sglang.srt.mega.device.cubin_cache import CubinCache, key_of
 from sglang.srt.mega.device.sources import closure, cuda_include, kernel_root
 from sglang.srt.mega.device.spec import ARCHITECTURES, KernelSpec
@@ -29,8 +30,11 @@ class Usage:
 
 @dataclass(frozen=True)
 class Compiled:
+    """``symbol``: the kernel's name in the machine code."""
+
     cubin: bytes
     usage: Usage
+    symbol: str
 
 
 def options(spec: KernelSpec, arch: str) -> list[str]:
@@ -42,6 +46,10 @@ def options(spec: KernelSpec, arch: str) -> list[str]:
 
 def cache_key(spec: KernelSpec, arch: str) -> str:
     """Changes with any byte of the sources, any option, the architecture and the compiler's version."""
+    if cute_compile.is_cute(spec):
+        constants = [f"{name}={value!r}" for name, value in spec.constants]
+        version, text = cute_compile.compiler_version(), cute_compile.source_text(spec)
+        return key_of([version, spec.source, spec.entry, arch, *constants, text])
     texts = [part for name, text in closure(spec.source).items() for part in (name, text)]
     header = (cuda_include() / "cuda_bf16.h").read_text(encoding="utf-8", errors="replace")
     return key_of(
@@ -49,7 +57,10 @@ def cache_key(spec: KernelSpec, arch: str) -> str:
     )
 
 
-def compiler_version() -> str:
+def compiler_version(spec: KernelSpec | None = None) -> str:
+    """NVRTC's version, or that of the compiler of ``spec``."""
+    if spec is not None and cute_compile.is_cute(spec):
+        return cute_compile.compiler_version()
     nvrtc = _nvrtc()
     major, minor = _check(nvrtc, nvrtc.nvrtcVersion())
     return f"nvrtc {major}.{minor}"
@@ -57,6 +68,12 @@ def compiler_version() -> str:
 
 def compile_kernel(spec: KernelSpec, arch: str) -> Compiled:
     """Compiles; raises CompileError with the compiler's log."""
+    if cute_compile.is_cute(spec):
+        if arch not in ARCHITECTURES:
+            raise ValueError(f"{arch} is not built for; architectures: {', '.join(ARCHITECTURES)}")
+        code = cute_compile.build_cubin(spec, arch)
+        registers, stack = cute_compile.usage(code)
+        return Compiled(code, Usage(registers, stack, stack), cute_compile.symbol_of(code, spec.entry))
     nvrtc = _nvrtc()
     text = f'#include "{spec.source}"\n'
     program = _check(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), spec.entry.encode() + b".cu", 0, [], []))
@@ -70,7 +87,7 @@ def compile_kernel(spec: KernelSpec, arch: str) -> Compiled:
         size = _check(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
         cubin = bytearray(size)
         _check(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
-        return Compiled(bytes(cubin), _usage(log, spec, arch))
+        return Compiled(bytes(cubin), _usage(log, spec, arch), spec.entry)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

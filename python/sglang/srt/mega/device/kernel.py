@@ -21,7 +21,10 @@ class Kernel(Protocol):
 
 
 def load_kernel(spec: KernelSpec, device: torch.device) -> Kernel:
-    """Compiled for this device, from the on-disk cache where it holds it. Never call it within a step."""
+    """Compiled for this device, from the on-disk cache where it holds it. Never call it within a step.
+
+    CuTe DSL kernels (sources that end in ``.py``) have no emulation.
+    """
     if device.type == "cuda":
         from sglang.srt.mega.device.cuda import CudaKernel
 

@@ -52,7 +52,9 @@ GLM5_TP8 = Shape(heads=8, top_k=2048, fp8=True)
 def splits(shape: Shape, rows: int) -> int:
     """Blocks that share a row's choice: one a multiprocessor, a group of tokens a warp at least."""
     tiles = -(-shape.heads // 8)
-    return max(1, min(MULTIPROCESSORS // (rows * tiles), -(-shape.top_k // (GROUP * shape.warps)), MOST_SPLITS))
+    return max(
+        1, min(MULTIPROCESSORS // (rows * tiles), -(-shape.top_k // (GROUP * shape.warps)), MOST_SPLITS)
+    )
 
 
 def kernel_spec(entry: str, shape: Shape) -> KernelSpec:

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slots of DeepSeek-V4.1."""
+
+from __future__ import annotations
+
+from sglang.srt.mega import slots
+from sglang.srt.mega.build import NO_KERNEL
+from sglang.srt.mega.plan import Unavailable
+from sglang.srt.mega.slots import BITWISE, TOLERANCE, Numerics, Slot
+
+MAX_ROWS = 48  # eight requests of DSpark's six tokens
+PARITY = "test/e2e/mega/test_families.py"
+KERNELS = frozenset({"mhc"})
+
+SLOTS = slots.table(
+    [
+        Slot(
+            "attention",
+            1,
+            MAX_ROWS,
+            Numerics(BITWISE, test=PARITY),
+            stock="layer.self_attn",
+            reads=("KV caches", "compressor states"),
+            writes=("KV caches", "compressor states"),
+        ),
+        # Streams and norm are rounded to bf16 where the stock kernels round; sums differ in their order.
+        Slot("mhc", 1, MAX_ROWS, Numerics(TOLERANCE, test=PARITY, rtol=2**-7), stock="stages.stock_seam"),
+        Slot("moe", 1, MAX_ROWS, Numerics(BITWISE, test=PARITY), stock="layer.mlp"),
+    ]
+)
+
+
+def without_weights(slot: Slot) -> Unavailable | None:
+    """Why a slot has no kernel whatever the checkpoint, or None."""
+    return None if slot.name in KERNELS else NO_KERNEL

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kimi K3: Kimi delta attention, latent attention, latent MoE."""
