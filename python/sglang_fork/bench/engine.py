@@ -104,10 +104,8 @@ def settle(model: torch.nn.Module) -> None:
 
 def _without_megakernel(model: torch.nn.Module) -> None:
     """Leave the model as loaded: a megakernel is bound to one runner's pools."""
-    dispatch = model.__dict__.pop("_megakernel_dispatch", None)
-    if dispatch is not None:
-        model.forward = dispatch.original
-        model.__dict__.pop("_megakernel", None)
+    for name in ("_megakernel_dispatch", "_megakernel", "forward"):
+        model.__dict__.pop(name, None)
 
 
 def one_expert_repacked() -> None:

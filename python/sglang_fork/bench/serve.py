@@ -164,7 +164,8 @@ def launched(plan: Plan, arm: str) -> Iterator[tuple[str, Path]]:
         if plan.weights == "dummy":
             chosen = preset.load(plan.preset)
             model = dummy.write_folder(Path(folder), memory.config(chosen.weights.config))
-            extra += ["--model-path", str(model), "--load-format", "dummy"]
+            # Its words are not a language's: SGLang's warm-up text would be an empty prompt.
+            extra += ["--model-path", str(model), "--load-format", "dummy", "--skip-server-warmup"]
         resolution = resolve(preset.load(plan.preset), shell, extra)
         if plan.weights == "tiny":
             resolution, _ = tiny.apply(resolution, profile)

@@ -206,7 +206,9 @@ def test_the_accept_length_reaches_the_server_and_nothing_after_it(monkeypatch, 
             pass
     assert serve.SIMULATED not in serve.os.environ
     forced, mode, words = seen["bench-mega"]
-    assert (forced, mode) == ("2.99", "on") and "--load-format" in words and "--enable-metrics" in words
+    assert (
+        (forced, mode) == ("2.99", "on") and "--skip-server-warmup" in words and "--enable-metrics" in words
+    )
     assert seen["bench-stock"][1] == "off"
 
 

@@ -283,13 +283,17 @@ def test_a_kept_model_loses_the_megakernel_of_the_runner_before():
     torch = pytest.importorskip("torch")
     from sglang_fork.bench import engine
 
-    class Dispatch:
-        original = staticmethod(lambda: "stock")
+    class Model(torch.nn.Module):
+        def forward(self):
+            return "stock"
 
-    model = torch.nn.Module()
-    model.__dict__ |= {"_megakernel_dispatch": Dispatch, "_megakernel": object(), "forward": lambda: "mega"}
+    model = Model()
+    model.__dict__ |= {"_megakernel_dispatch": object(), "_megakernel": object(), "forward": lambda: "mega"}
+    assert model.forward() == "mega"
     engine._without_megakernel(model)
     assert model.forward() == "stock" and set(engine.arms_of(model)) == {"stock"}
+    # SGLang refuses an instance whose forward is replaced.
+    assert "forward" not in model.__dict__
     engine._without_megakernel(model)
 
 
