@@ -32,7 +32,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def engines(tiny) -> Iterator[Callable[..., Any]]:
     """``engines(family)`` decodes plainly, ``engines(family, steps)`` drafts ``steps`` tokens a step.
 
-    Their pools are small and their prompts are computed in chunks of 64.
+    Their pools are small and promised to more requests than fit; prompts are computed in chunks of 64.
     """
     from cpu_engine.local import local_engine
 
@@ -41,7 +41,13 @@ def engines(tiny) -> Iterator[Callable[..., Any]]:
 
         def engine(family: str, steps: int = 0) -> Any:
             if (family, steps) not in running:
-                settings = {"chunked_prefill_size": 64, "max_total_tokens": 1280}
+                settings: dict[str, Any] = {
+                    "chunked_prefill_size": 64,
+                    "max_total_tokens": 1280,
+                    "max_running_requests": 12,
+                    "schedule_conservativeness": 0.1,
+                    "constrained_json_disable_any_whitespace": True,
+                }
                 if steps:
                     settings |= {
                         "speculative_algorithm": "EAGLE",

@@ -15,9 +15,8 @@ STATE_ERROR = 2e-5  # of each buffer's largest value: FP32, sums in another orde
 
 @pytest.fixture(scope="module")
 def seed() -> int:
-    chosen = random.randrange(1 << 30)
-    print(f"seed {chosen}")
-    return chosen
+    """Fixed: two tokens of random weights, or two keys of an indexer, may tie within FP32's rounding."""
+    return 20261130
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +26,9 @@ def prompts(seed: int) -> list[list[int]]:
 
 
 DRAFTS = {
-    "qwen3_5 6/7": ("qwen3_5", 6),
-    "glm_moe_dsa 3/4": ("glm_moe_dsa", 3),
-    "glm_moe_dsa 5/6": ("glm_moe_dsa", 5),
+    "qwen3_5-6": ("qwen3_5", 6),
+    "glm_moe_dsa-3": ("glm_moe_dsa", 3),
+    "glm_moe_dsa-5": ("glm_moe_dsa", 5),
 }
 
 
@@ -52,3 +51,19 @@ def test_greedy_tokens_are_plain_decodings(draft, prompts) -> None:
     replies = drafting.generate(prompts, tokens_of(steps))
     assert [reply.tokens for reply in replies] == wanted
     assert all(0 < reply.verify_steps < tokens_of(steps) for reply in replies), "no draft was verified"
+
+
+def test_every_accepted_length_leaves_the_state_of_a_re_prefill(draft, prompts, seed) -> None:
+    from cpu_engine import forced
+
+    plain, drafting, steps = draft
+    plain.flush()
+    truth = plain.continuations(prompts, tokens_of(steps) + steps)
+    outcome = drafting.call(forced.run, prompts, truth, seed)
+    assert outcome.accepted == outcome.planned
+    assert all(set(lengths) == set(range(steps + 1)) for lengths in outcome.accepted)
+    for reply, wanted in zip(outcome.replies, truth, strict=True):
+        assert reply.tokens == wanted[: tokens_of(steps)]
+    assert outcome.wrong_tokens == []
+    assert outcome.compared >= 2 * steps
+    assert outcome.worst[0] <= STATE_ERROR, outcome.worst

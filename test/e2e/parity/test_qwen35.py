@@ -41,16 +41,9 @@ def reference(tiny):
     return ask
 
 
-@pytest.fixture(scope="module")
-def engine(tiny):
-    from cpu_engine.harness import cpu_engine
-
-    with cpu_engine("qwen3_5", tiny("qwen3_5")) as running:
-        yield running
-
-
 @pytest.mark.parametrize("prompt", prompts(), ids=len)
-def test_log_probabilities_and_greedy_tokens_equal_transformers(engine, reference, prompt) -> None:
+def test_log_probabilities_and_greedy_tokens_equal_transformers(engines, reference, prompt) -> None:
+    engine = engines("qwen3_5")
     logprobs, tokens, leads = reference(prompt)
     assert min(leads) > 1e-3, f"a tie would make the comparison meaningless: {leads}"
     engine.flush()

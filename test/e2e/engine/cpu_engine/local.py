@@ -40,6 +40,7 @@ class Reply:
     """One request's outcome: its new tokens, and the scheduler's account of it."""
 
     tokens: list[int]
+    text: str
     finish: dict[str, Any]
     cached: int
     retractions: int
@@ -112,7 +113,7 @@ class Shop:
 
         if isinstance(output, AbortReq):
             reason = output.finished_reason or {"type": "abort"}
-            self.done[output.rid] = Reply([], dict(reason), 0, 0, 0, [], [], [])
+            self.done[output.rid] = Reply([], "", dict(reason), 0, 0, 0, [], [], [])
         elif isinstance(output, BatchTokenIDOutput):
             for i, rid in enumerate(output.rids):
                 if output.finished_reasons[i] is not None:
@@ -123,8 +124,10 @@ class Shop:
             values = getattr(output, name, None)
             return default if not values or values[i] is None else values[i]
 
+        tokens = list(self.requests[rid].output_ids)
         return Reply(
-            list(self.requests[rid].output_ids),
+            tokens,
+            self.scheduler.tokenizer.decode(tokens, skip_special_tokens=True),
             dict(output.finished_reasons[i]),
             int(output.cached_tokens[i]),
             int(of("retraction_counts", 0)),

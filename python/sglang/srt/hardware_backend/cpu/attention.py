@@ -210,8 +210,16 @@ class CpuDraftSteps:
                 f"--speculative-eagle-topk {topk} with --page-size {page_size}: on the CPU a draft of several"
                 " branches needs --page-size 1"
             )
+        if runner.server_args.enable_linear_replayssm_spec:
+            raise ValueError(
+                "--enable-linear-replayssm-spec is a GPU's: its verify step is a Triton kernel;"
+                " leave it out on a CPU"
+            )
         self.topk, self.steps = topk, steps
         self.attn_backends = [create(runner) for _ in range(steps - 1)]
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        raise NotImplementedError("draft steps on the CPU run eagerly: capturing their graphs needs a GPU")
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         for step, backend in enumerate(self.attn_backends):
