@@ -63,7 +63,6 @@ def apply(resolution: Resolution, profile: str) -> tuple[Resolution, list[Change
     rules = load_rules(profile)
     settings = needed(preset.family, profile) | rules.get("set", {})
     drops = rules.get("drop", {})
-    draft_reason = rules.get("drop-draft", {}).get(preset.family)
     changes: list[Change] = []
     arguments: list[Argument] = []
     for argument in resolution.arguments:
@@ -75,7 +74,7 @@ def apply(resolution: Resolution, profile: str) -> tuple[Resolution, list[Change
             continue
         if name in settings and not _users(argument.source):
             continue
-        reason = drops.get(name) or (draft_reason if name in preset.draft else None)
+        reason = drops.get(name)
         if reason is None or _users(argument.source):
             arguments.append(argument)
         else:

@@ -65,6 +65,14 @@ def test_the_cpu_keeps_the_draft_unless_told_not_to(name: str, steps: str) -> No
     assert not plain.has("--speculative-algorithm")
 
 
+def test_the_cpu_drafts_with_dspark_unless_told_not_to() -> None:
+    after, _ = made("DeepSeek-V4.1-Flash", "cpu")
+    assert after.value("--speculative-algorithm") == "DSPARK"
+    assert after.value("--speculative-dspark-block-size") == "5"
+    plain, _ = made("DeepSeek-V4.1-Flash", "cpu", DISABLE_MTP="1")
+    assert not plain.has("--speculative-algorithm")
+
+
 def test_one_gpu_keeps_the_draft_and_drops_the_other_ranks() -> None:
     after, changes = made("Qwen3.5-397B-NVFP4", "cuda")
     assert after.value("--speculative-num-steps") == "6" and not after.has("--device")
