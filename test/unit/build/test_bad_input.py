@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from sglang_fork.paths import ROOT, state_dir
+from sglang_fork.stack.platforms import native_platform
+from sglang_fork.stack.series import read_series
 
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "UV_OFFLINE": "1"}
 
@@ -33,7 +35,8 @@ class Copy:
         for name in ("sglang.sh", "LICENSE", "NOTICE"):
             shutil.copy(ROOT / name, self.root)
         (self.state / "wheels").mkdir(parents=True)
-        self.wheel = self.state / "wheels" / next((state_dir() / "wheels").glob("sglang-*.whl")).name
+        version = read_series(ROOT / "patches").version
+        self.wheel = self.state / "wheels" / native_platform().wheel_name(version)
         self.restore()
 
     def restore(self) -> None:
