@@ -10,6 +10,7 @@ they start together, and the one that times stops the others meanwhile.
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import json
 import os
@@ -34,6 +35,8 @@ from sglang_fork.errors import ForkError
 POOL_TOKENS = 65536
 
 
+# Seconds after which a start says where it is.
+SLOW = 60.0
 # Seconds for what a stopped worker had launched to end.
 SETTLE = 0.3
 OWN_ROUTING = "the router chose for itself"
@@ -206,7 +209,8 @@ def measure(jobs: Sequence[Job], out: Path, lock: Path | None = None) -> int:
     failed = 0
     for job in jobs:
         try:
-            started.append(_start(job, facts))
+            with telling_where():
+                started.append(_start(job, facts))
             with alone(lock):
                 if "copy" not in facts:
                     facts["copy"], facts["read"] = timing.bandwidth()
@@ -229,6 +233,17 @@ def compiler_seconds() -> float:
     """Processor seconds of this process's ended children: nvcc and its parts, ninja, ptxas."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+@contextmanager
+def telling_where(seconds: float = SLOW) -> Iterator[None]:
+    """Print every thread's stack each ``seconds`` while the body runs: a start can compile for minutes, and
+    the log should say what."""
+    faulthandler.dump_traceback_later(seconds, repeat=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _start(job: Job, facts: dict[str, Any]) -> Started:

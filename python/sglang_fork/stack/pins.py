@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pins: what the fork's own files copy, call, subclass or depend on in upstream, and the digests it had.
 
-A module under ``python/sglang`` declares its pins in two constants, read from its syntax tree and never
-imported::
+A module under ``python/sglang`` or of this tool declares its pins in two constants, read from its syntax tree
+and never imported::
 
     SGLANG_MIRRORS = {"body srt/models/qwen3_5.py::Qwen3_5GatedDeltaNet.forward"}        # adapted here
     SGLANG_READS = {
@@ -32,6 +32,7 @@ from sglang_fork.stack.git import Git
 PINS = "pins"
 CONSTANTS = ("SGLANG_MIRRORS", "SGLANG_READS")
 ABSENT = "absent"
+TOOL = "python/sglang_fork"
 
 _KEY = re.compile(r"(?:body|sig|bases) (?!sglang/)[\w./-]+\.py::[\w.]+|tree (?!sglang/)[\w./-]*[\w-]")
 
@@ -73,14 +74,16 @@ def read_pins(patches: Path) -> PinFile:
 
 
 def declared(checkout: Path) -> dict[str, list[str]]:
-    """Key to the checkout paths of the modules that declare it."""
+    """Key to the checkout paths of the modules that declare it: those that the fork adds to SGLang, and the
+    tool's own."""
+    added = [path for root in overlay.ROOTS for path in overlay.files(checkout, root).values()]
+    tool = sorted((checkout / TOOL).rglob("*.py"))
     found: dict[str, list[str]] = {}
-    for root in overlay.ROOTS:
-        for path in overlay.files(checkout, root).values():
-            if path.suffix == ".py":
-                where = path.relative_to(checkout).as_posix()
-                for key in _module_keys(path, where):
-                    found.setdefault(key, []).append(where)
+    for path in (*added, *tool):
+        if path.suffix == ".py":
+            where = path.relative_to(checkout).as_posix()
+            for key in _module_keys(path, where):
+                found.setdefault(key, []).append(where)
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 from sglang_fork import memory
 from sglang_fork.bench import deepseek_v41_slice, routing, slices
 from sglang_fork.errors import ForkError
+from sglang_fork.paths import ROOT
 
 QWEN = memory.config("qwen3_5_397b")["text_config"]
 GLM = memory.config("glm_5_2")
@@ -321,3 +322,27 @@ def test_the_worker_that_times_stops_the_others(tmp_path):
     finally:
         other.kill()
         other.wait()
+
+
+def test_a_slow_start_says_where_it_is():
+    code = """
+import time
+from sglang_fork.bench.step import telling_where
+
+def compiling():
+    time.sleep(0.5)
+
+with telling_where(0.1):
+    compiling()
+with telling_where(0.1):
+    pass
+time.sleep(0.3)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
+    )
+    assert done.returncode == 0 and 1 <= done.stderr.count("in compiling") <= 6
+    assert done.stderr.count("most recent call first") == done.stderr.count("in compiling")

@@ -192,6 +192,14 @@ def test_tampered_pin_is_named(patched: Fork) -> None:
     assert patched.faults() == [f"upstream changed {PINS[0]}, used by python/sglang/srt/mega/reads.py"]
 
 
+def test_the_tools_own_reads_are_pinned_too(patched: Fork) -> None:
+    patched.write("python/sglang_fork/bench/engine.py", f"SGLANG_READS = {{{PINS[1]!r}}}\n")
+    (fault,) = patched.faults()
+    assert fault == f"not signed off: {PINS[1]}, used by python/sglang_fork/bench/engine.py"
+    signoff.repin(patched.root)
+    assert patched.faults() == []
+
+
 def test_pin_on_nothing(patched: Fork) -> None:
     pin(patched, "body srt/models/model.py::Model.backward")
     assert "upstream has no body srt/models/model.py::Model.backward" in patched.faults()[0]
