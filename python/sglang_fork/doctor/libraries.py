@@ -29,6 +29,11 @@ GPU_LIBRARIES = (
 _MINOR_COMPATIBLE = {121: (120, 121), 103: (100, 103), 89: (80, 86, 89), 86: (80, 86)}
 
 
+# The CUDA release that the lock's packages are built for, and the folders whose libraries every server loads.
+CUDA_MAJOR = "13"
+LOADED_BY_A_SERVER = ("sgl_kernel/", "torch/lib/", "flashinfer", "tvm_ffi/")
+
+
 def built(machine: Machine) -> Iterator[Finding]:
     """Whether there is an environment, and which."""
     stamp = read_stamp(machine.profile) if machine.profile else None
@@ -83,7 +88,7 @@ def native(machine: Machine) -> Iterator[Finding]:
     """Each native library's machine and C library, and the GPU code of those that a server loads."""
     if machine.packages is None:
         return
-    alien, too_new, broken, count = [], [], [], 0
+    alien, too_new, broken, other_cuda, count = [], [], [], [], 0
     for path in sorted(machine.packages.rglob("*.so")):
         if "stubs" in path.parts:  # the CuTe DSL ships link stubs for other machines
             continue
@@ -96,6 +101,7 @@ def native(machine: Machine) -> Iterator[Finding]:
                 too_new.append(
                     f"{path.relative_to(machine.packages)} needs glibc {_dotted(glibc_floor(elf))}"
                 )
+            other_cuda += [f"{path.relative_to(machine.packages)} asks for {n}" for n in other_major(elf)]
         except NotElfError as problem:
             broken.append(str(problem))
     if broken:
@@ -119,9 +125,28 @@ def native(machine: Machine) -> Iterator[Finding]:
             "imports fail with 'version GLIBC_x not found'",
             "use a distribution with that C library, or docker/",
         )
+    if other_cuda:
+        loaded = [text for text in other_cuda if text.startswith(LOADED_BY_A_SERVER)]
+        if loaded:
+            yield error(
+                "libraries",
+                f"{_some(loaded)}; the toolkit here is CUDA {CUDA_MAJOR}",
+                "its import fails with 'cannot open shared object file', however long the build took",
+                f"install the package's build for CUDA {CUDA_MAJOR}, or ./sglang.sh build",
+            )
+        else:
+            yield info("libraries", f"for another CUDA, loaded on request alone: {_some(other_cuda)}")
     if not too_new:
         yield ok("libraries", f"{count} native libraries, C library {_dotted(machine.glibc)}")
     yield from _gpu_code(machine, machine.packages)
+
+
+def other_major(elf: Elf) -> list[str]:
+    """The CUDA libraries of another major release that a library is linked with."""
+    found = [
+        (name, re.fullmatch(r"lib(cudart|nvrtc|cublas|cublasLt)\.so\.(\d+).*", name)) for name in elf.needed
+    ]
+    return [name for name, match in found if match and match[2] != CUDA_MAJOR]
 
 
 def glibc_floor(elf: Elf) -> tuple[int, int]:

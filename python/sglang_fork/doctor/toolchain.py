@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sglang_fork.doctor.finding import Finding, error, info, ok, warn
 from sglang_fork.doctor.machine import Machine
+from sglang_fork.launch import ptxas as launch_ptxas
 
 OLDEST_DRIVER_CUDA = (13, 0)
 
@@ -132,8 +133,9 @@ def ptxas(machine: Machine) -> Iterator[Finding]:
     if machine.packages is not None:
         folder = machine.packages / "triton/backends/nvidia/bin"
         places |= {f"triton {path.name}": path for path in sorted(folder.glob("ptxas*"))}
-    if machine.environ.get("TRITON_PTXAS_PATH"):
-        places["TRITON_PTXAS_PATH"] = Path(machine.environ["TRITON_PTXAS_PATH"])
+    for variable in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"):
+        if machine.environ.get(variable):
+            places[variable] = Path(machine.environ[variable])
     need = {f"{gpu.isa}a" if gpu.isa >= "sm_90" or len(gpu.isa) > 5 else gpu.isa for gpu in machine.gpus}
     knows_all = False
     for name, path in places.items():
@@ -146,7 +148,8 @@ def ptxas(machine: Machine) -> Iterator[Finding]:
             "ptxas",
             f"no ptxas in reach knows {', '.join(sorted(need))}",
             'Triton and JIT kernels fail with "ptxas fatal: Value is not defined for option gpu-name"',
-            "./sglang.sh build, or name a newer one in TRITON_PTXAS_PATH",
+            "./sglang.sh build, or name a newer one in "
+            + " and ".join(sorted({launch_ptxas.triton_tool(gpu.isa)[0] for gpu in machine.gpus})),
         )
     elif need:
         yield ok("ptxas", f"knows {', '.join(sorted(need))}")

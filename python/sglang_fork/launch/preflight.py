@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from sglang_fork.launch import hardware, model, port, record
 from sglang_fork.resolve import KEY, KEY_FILE, PER_NODE, ApiKey, Resolution
 
 
-def check(resolution: Resolution, name: str, *, tiny: bool) -> None:
-    """Raise one ForkError that lists everything in the way of this launch."""
-    reasons = [f"{variable} is not set: {_meaning(variable)}" for variable in resolution.missing]
+def check(resolution: Resolution, name: str, *, tiny: bool, also: Sequence[str] = ()) -> None:
+    """Raise one ForkError that lists everything in the way of this launch, ``also`` included."""
+    reasons = [*also]
+    reasons += [f"{variable} is not set: {_meaning(variable)}" for variable in resolution.missing]
     reasons += run_reasons(name)
     if resolution.key is not None:
         reasons += key_reasons(resolution.key)

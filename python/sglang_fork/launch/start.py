@@ -12,7 +12,7 @@ from pathlib import Path
 from sglang_fork import env, preset
 from sglang_fork.checkpoints import make
 from sglang_fork.errors import ForkError
-from sglang_fork.launch import decide, preflight, process, record, render, serve, tiny
+from sglang_fork.launch import decide, hardware, preflight, process, ptxas, record, render, serve, tiny
 from sglang_fork.resolve import Resolution, Variable, resolve
 
 HELP = "launch a preset's server; words after -- are appended to the server's arguments"
@@ -64,9 +64,10 @@ def launch(
     python = env.venv_python(profile)
     if is_tiny:
         make_twin(resolution)
-    preflight.check(resolution, name, tiny=is_tiny)
+    compiler = chosen_ptxas(profile)
+    preflight.check(resolution, name, tiny=is_tiny, also=compiler.reasons)
     variables = [*process_variables(profile), *resolution.variables]
-    environ = {variable.name: variable.value for variable in variables}
+    environ = {**compiler.variables, **{variable.name: variable.value for variable in variables}}
     decision = decide.decide(resolution, python, environ)
     print("\n".join(decision.lines()), flush=True)
     final = resolution.with_megakernel(decision.on)
@@ -88,6 +89,13 @@ def launch(
     key = preflight.read_key(final.key)
     full = serve.server_environ(environ)
     return serve.run(command, full, template, key=key, timeout_s=timeout_s, detach=detach)
+
+
+def chosen_ptxas(profile: str) -> ptxas.Choice:
+    """The ptxas for this machine's GPUs; a server on the CPU compiles nothing for them."""
+    isas = {gpu.isa for gpu in hardware.gpus()} if profile == "cuda" else set()
+    packages = ptxas.site_packages(env.venv_dir(profile))
+    return ptxas.choose(packages, isas, {**os.environ, **env.process_env(profile)})
 
 
 def make_twin(resolution: Resolution) -> None:

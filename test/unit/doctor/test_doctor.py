@@ -281,6 +281,24 @@ def test_libraries_of_another_machine_or_a_newer_c_library(
     assert "needs glibc 2.39" in " ".join(f.what for f in libraries.native(machine()))
 
 
+@pytest.mark.parametrize(("folder", "level"), [("sgl_kernel", Level.ERROR), ("memory_saver", Level.INFO)])
+def test_a_library_that_asks_for_another_cuda(
+    machine: Callable[..., Fake], tmp_path: Path, folder: str, level: Level
+) -> None:
+    """Users met it as "libnvrtc.so.12: cannot open shared object file" in the middle of a start."""
+    packages = machine().packages
+    assert packages is not None
+    (packages / folder).mkdir(parents=True)
+    asked, empty = tmp_path / "libnvrtc.so.12", tmp_path / "empty.c"
+    empty.write_text("")
+    gcc = ["gcc", "-shared", "-nostdlib"]
+    subprocess.run([*gcc, f"-Wl,-soname,{asked.name}", "-o", str(asked), str(empty)], check=True)
+    library = packages / folder / "ops.so"
+    subprocess.run([*gcc, "-Wl,--no-as-needed", "-o", str(library), str(empty), str(asked)], check=True)
+    (finding,) = [f for f in libraries.native(machine()) if "libnvrtc.so.12" in f.what]
+    assert finding.level == level and f"{folder}/ops.so asks for" in finding.what
+
+
 def test_unified_memory_reads_meminfo(machine: Callable[..., Fake], tmp_path: Path) -> None:
     assert problems(list(resources.memory(machine(cards=(GB10,))))) == []
     put(

@@ -154,8 +154,8 @@ def mistral(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def build(folder: Path) -> tuple[Any, Any]:
-    """The model as a GB10 would hold it, and its loader's load configuration; parameters on the CPU."""
+def build(folder: Path, draft: bool = False) -> Any:
+    """The model (or its draft) as a GB10 would hold it; parameters on the CPU."""
     from build_on_meta import _call
 
     from sglang.srt.configs.load_config import LoadConfig
@@ -168,25 +168,35 @@ def build(folder: Path) -> tuple[Any, Any]:
     from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
     from sglang.srt.server_args import ServerArgs
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     server_args = ServerArgs(
         model_path=str(folder), device="cuda", disable_radix_cache=True, mem_fraction_static=0.5
     )
-    reset_context()
-    publish(server_args, role="test", ranks=SpawnRanks(world_rank=0))
+    if not torch.distributed.is_initialized():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        reset_context()
+        publish(server_args, role="test", ranks=SpawnRanks(world_rank=0))
+        with fake_gpu.Redirect("cpu"):
+            parallel_state.init_distributed_environment(world_size=1, rank=0, local_rank=0, backend="gloo")
+            parallel_state.initialize_model_parallel(backend="gloo")
     with fake_gpu.Redirect("cpu"):
-        parallel_state.init_distributed_environment(world_size=1, rank=0, local_rank=0, backend="gloo")
-        parallel_state.initialize_model_parallel(backend="gloo")
-        model_config = ModelConfig.from_server_args(server_args)
+        model_config = ModelConfig.from_server_args(server_args, is_draft_model=draft)
         _call(initialize_dp_attention, server_args, model_config)
         _call(initialize_moe_config, server_args)
         initialize_fp4_gemm_config()
         torch.set_default_dtype(torch.bfloat16)
         load_config = LoadConfig()
         quant_config = _get_quantization_config(model_config, load_config)
-        return _initialize_model(model_config, load_config, quant_config), load_config
+        return _initialize_model(model_config, load_config, quant_config)
+
+
+def load(model: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """A checkpoint through SGLang's own loader: weights, processing, self-test, post-quantization."""
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    with fake_gpu.Redirect("cpu"):
+        DefaultModelLoader.load_weights_and_postprocess(model, iter(tensors.items()), torch.device("cpu"))
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -255,14 +265,10 @@ def main() -> None:
     checkpoint = {"nemotron_h": nemotron, "mistral_small_4": mistral}[family](folder)
     patch = pytest.MonkeyPatch()
     with torch.no_grad(), marlin_twin.installed(patch):
-        model, _ = build(folder)
+        model = build(folder)
         from sglang.srt.layers.quantization import nvfp4_self_test
-        from sglang.srt.model_loader.loader import DefaultModelLoader
 
-        with fake_gpu.Redirect("cpu"):
-            DefaultModelLoader.load_weights_and_postprocess(
-                model, iter(checkpoint.tensors.items()), torch.device("cpu")
-            )
+        load(model, checkpoint.tensors)
         errors = compare(model, checkpoint.matrices, family)
         errors = {
             "class": type(model).__name__,

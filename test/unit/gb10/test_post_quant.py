@@ -183,6 +183,17 @@ def test_nvfp4_through_marlin_matches_the_dequantised_weight(twin):
     assert (got - exact).norm() / exact.norm() < 0.15
 
 
+@pytest.mark.parametrize("variable", ["SGLANG_FP8_POST_QUANT", "SGLANG_NVFP4_POST_QUANT"])
+def test_an_input_of_three_dimensions_keeps_them(twin, variable):
+    model = Model()
+    with getattr(envs, variable).override("gdn"):
+        post_quant.apply(model)
+    x = torch.randn(2, 3, 256).bfloat16()
+    layer = model.linear_attn.in_proj_qkvz
+    flat = layer(x.reshape(6, 256))
+    assert layer(x).shape == (2, 3, 128) and torch.equal(layer(x).reshape(6, 128), flat)
+
+
 def test_the_loader_applies_it_after_the_weights_are_processed():
     tree = ast.parse((Path(model_loader.__path__[0]) / "loader.py").read_text())
     functions = [

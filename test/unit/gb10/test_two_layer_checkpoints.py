@@ -34,3 +34,19 @@ def test_every_layer_is_the_checkpoints(tmp_path, family, folder, model, layers)
     assert len(seen["errors"]) == layers
     assert seen["self_tested"] >= 3
     assert max(seen["errors"].values()) < 0.01, seen["errors"]
+
+
+def test_a_post_quantized_qwen3_5_and_its_draft(tmp_path):
+    """The presets' lists on SGLang's own classes: NVFP4 projections, FP8 layers, one head for both models."""
+    script = SCRIPT.with_name("load_qwen3_5.py")
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert (seen["target"], seen["draft"]) == ("Qwen3_5MoeForCausalLM", "Qwen3_5ForCausalLMMTP")
+    for layer, error in seen["errors"].items():
+        assert error < (0.06 if layer.startswith("fp8") else 0.01), seen["errors"]
+        assert error > 0.01 or not layer.startswith("fp8"), f"{layer} has no FP8 activations: {error}"
+    assert seen["self_tested"] >= 1
+    assert seen["head_untouched"], "the draft's own head was quantized"
+    assert seen["draft_fp8"] and seen["same_logits"]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,37 @@ def test_draft_tokens_are_steps_plus_one(p: preset.Preset) -> None:
         steps = int(str(p.draft["speculative-num-steps"].value))
         assert p.draft["speculative-num-draft-tokens"].value == steps + 1
     assert not any(flag.startswith("speculative") for flag in p.flags), "draft flags belong to [draft]"
+
+
+# Lines of each specification document, as the citations count them.
+SEED_LINES = {"000": 155, "001": 333, "002": 927, "003": 458, "004": 123}
+
+
+def sources(p: preset.Preset) -> set[str]:
+    settings = [s.source for table in (p.flags, p.draft, p.env) for s in table.values()]
+    return {*settings, p.model.source, p.hardware.source, p.megakernel.source}
+
+
+@pytest.mark.parametrize("p", SETUPS, ids=IDS)
+def test_every_value_cites_a_line_that_exists(p: preset.Preset) -> None:
+    for source in sources(p):
+        if not source.startswith("seed "):
+            continue
+        cited = re.fullmatch(r"seed (\d{3}):([\d,-]+)", source)
+        assert cited, f"{source}: not seed NNN:LINE, LINE,LINE or LINE-LINE"
+        lines = [int(number) for number in re.split("[,-]", cited[2])]
+        assert lines == sorted(lines) and lines[0] >= 1 and lines[-1] <= SEED_LINES[cited[1]], source
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not built here")
+@pytest.mark.parametrize("p", SETUPS, ids=IDS)
+def test_every_upstream_file_that_is_cited_exists(p: preset.Preset) -> None:
+    package = importlib.util.find_spec("sglang")
+    folder = Path(str(package.origin)).parent / "srt"  # type: ignore[union-attr]
+    for source in sources(p):
+        for path in re.findall(r"^upstream: ([\w/]+\.py)", source):
+            assert (folder / path).is_file(), source
+        assert source.count("upstream: ") == len(re.findall(r"^upstream: [\w/]+\.py", source)), source
 
 
 # Published totals, in billions of parameters: what the shapes must add up to.
