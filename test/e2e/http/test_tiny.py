@@ -24,8 +24,8 @@ from sglang_fork.paths import ROOT
 
 pytestmark = pytest.mark.e2e
 
-# A preset, and the draft steps that it keeps on a CPU.
-PRESETS = {"Qwen3.5-397B-NVFP4": 6, "GLM-5.3-NVFP4": 3}
+# A preset, and the draft steps that it keeps on a CPU. DSpark drafts a block in one; Kimi K3 has no draft.
+PRESETS = {"Qwen3.5-397B-NVFP4": 6, "GLM-5.3-NVFP4": 3, "DeepSeek-V4.1-Flash": 1, "Kimi-K3": None}
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, "temperature": 0}
 
 
@@ -80,13 +80,14 @@ def start(preset: str, disabled: bool) -> Server:
 
 @pytest.fixture(scope="module", params=PRESETS)
 def servers(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server, Server]]:
-    """A preset, its server with the draft and its server without."""
+    """A preset, its server with the draft and its server without: one server where there is no draft."""
     with ThreadPoolExecutor(2) as pool:
-        pair = [pool.submit(start, request.param, disabled) for disabled in (False, True)]
+        drafts = (False,) if PRESETS[request.param] is None else (False, True)
+        started_all = [pool.submit(start, request.param, disabled) for disabled in drafts]
         try:
-            yield request.param, pair[0].result(), pair[1].result()
+            yield request.param, started_all[0].result(), started_all[-1].result()
         finally:
-            for started in pair:
+            for started in started_all:
                 if started.exception() is None:
                     sglang("stop", started.result().name)
 
