@@ -63,14 +63,18 @@ class VirtualRanks:
         self.streams = [torch.cuda.Stream() for _ in self.boxes]
 
     def launch(self, work: list[tuple[torch.Tensor, ...]], times: int = 1) -> None:
-        """``times`` hops of every rank on its own stream, forked from the current stream and joined to it."""
+        """``times`` hops of every rank on its own stream, forked from the current stream and joined to it.
+
+        Several hops run without PDL: a chain of dependents would become resident, hop after hop, and take the
+        places that another rank's first hop needs on the one GPU that stands for all of them.
+        """
         here = torch.cuda.current_stream()
         for stream in self.streams:
             stream.wait_stream(here)
         for _ in range(times):
             for rank, stream in enumerate(self.streams):
                 with torch.cuda.stream(stream):
-                    self.kernel.launch(self.boxes[rank], *work[rank])
+                    self.kernel.launch(self.boxes[rank], *work[rank], pdl=times == 1)
         for stream in self.streams:
             here.wait_stream(stream)
 

@@ -132,6 +132,9 @@ def main(checkpoint: str) -> None:
     seen["layers"] = [mixer_slot(layer) for layer in layers]
     seen["real_slots"] = {rows: sorted(built.step_plan.kernels(rows)) for rows in built.widths}
     seen["real_parity"] = [steps.run(PROMPTS[:n]) for n in (1, 3)]
+    seen["real_rows"] = dict(built.parity.rows)
+    seen["real_ties"] = [[tie.layer, tie.row, tie.margin] for tie in built.parity.ties]
+    built.parity.choosers = {}  # planted kernels do not fill the workspace that a chooser reads
     seen["real_worst"] = {slot: worst for slot, (_, worst) in built.parity.seen.items()}
     parity, built.parity = built.parity, None
     seen["real"] = [steps.run(PROMPTS[:n]) for n in (1, 3)]

@@ -57,6 +57,15 @@ def test_the_kernels_agree_with_their_stock_twins_within_the_declared_numerics(s
     assert seen["real_parity"] == [seen["stock"][:1], seen["stock"]]
 
 
+def test_rows_of_the_moe_choose_as_stock_does_or_tie(seen):
+    from sglang.srt.mega.models.qwen3_5.slots import SLOTS
+
+    # Five decode steps of one and of three prompts, every layer.
+    assert seen["real_rows"] == {"moe": 5 * (1 + 3) * len(seen["layers"])}
+    assert len(seen["real_ties"]) <= seen["real_rows"]["moe"] // 4
+    assert all(margin <= SLOTS["moe"].numerics.ties for *_, margin in seen["real_ties"])
+
+
 def test_greedy_tokens_are_stocks_or_first_differ_at_a_tie(seen):
     """BF16 rounds the step's logits to 8 bits; a first difference must lie within what the logits moved."""
     import torch

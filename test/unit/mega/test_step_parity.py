@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guarded call and parity mode, on a toy layer that writes a state buffer."""
 
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from sglang.srt.mega import slots as s
 from sglang.srt.mega import step as steps
-from sglang.srt.mega.parity import ParityError, ParityRunner, difference
+from sglang.srt.mega.parity import Choices, ParityError, ParityRunner, difference
 
 
 class Layer:
@@ -134,6 +135,75 @@ def test_a_difference_within_the_tolerance_passes_and_is_kept():
     assert 0 < runner.seen["double"][1] < 1e-2
     with pytest.raises(ParityError):
         run(Layer(), lambda view, x: 2 * x + 1e-3, BITWISE)
+
+
+class Router:
+    """A chooser whose arms chose what the test says, one row a pair of values of ``x``."""
+
+    def __init__(self, mine, theirs):
+        self.mine, self.theirs = mine, theirs
+
+    def of_kernel(self, rows):
+        return self.mine
+
+    @contextmanager
+    def of_stock(self, layer):
+        yield [self.theirs]
+
+
+def chosen(ids, scores):
+    return Choices(torch.tensor(ids), torch.tensor(scores))
+
+
+CHOOSES = s.table([s.Slot("pick", 1, 8, s.Numerics(s.TOLERANCE, test="t", rtol=1e-2, ties=0.01), stock="p")])
+SCORES = [[4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.99, 1.0]]
+
+
+def pick(router, second_row):
+    """A kernel right in row 0 and off by ``second_row`` in row 1, beside a stock part that doubles."""
+    runner = ParityRunner(CHOOSES, lambda slot, layer, view: {}, rank=2, choosers={"pick": router})
+    active = steps.ActiveStep(
+        SimpleNamespace(rows=2), {("pick", id(router)): lambda view, x: 2 * x + second_row}, runner
+    )
+    with steps.activate(active):
+        steps.call("pick", router, lambda x: 2 * x, torch.ones(2, 3))
+    return runner
+
+
+OFF = torch.tensor([[0.0], [1.0]])
+
+
+def test_rows_that_choose_alike_are_held_to_the_tolerance():
+    alike = Router(chosen([[0, 1], [1, 0]], SCORES), chosen([[1, 0], [0, 1]], SCORES))
+    runner = pick(alike, 0 * OFF)
+    assert runner.ties == [] and runner.rows["pick"] == 2 and runner.seen["pick"] == (1, 0.0)
+    with pytest.raises(ParityError, match=r"slot pick, layer .*, rank 2: output differs"):
+        pick(alike, OFF)
+
+
+def test_a_tie_excuses_its_row_alone_and_is_kept():
+    tie = Router(chosen([[0, 1], [0, 2]], SCORES), chosen([[0, 1], [0, 1]], SCORES))
+    runner = pick(tie, OFF)
+    assert [(t.slot, t.row) for t in runner.ties] == [("pick", 1)]
+    assert runner.ties[0].margin == pytest.approx(0.01 / 4, rel=1e-4)
+    with pytest.raises(ParityError, match="output differs"):
+        pick(tie, OFF.flip(0))
+
+
+@pytest.mark.parametrize("liar", ["mine", "theirs"])
+def test_another_choice_that_is_no_tie_in_both_arms_scores_is_named(liar):
+    flat = [[1.0, 1.0, 1.0, 1.0]] * 2
+    scores = {"mine": SCORES, "theirs": SCORES} | {liar: flat}
+    wrong = Router(chosen([[0, 1], [0, 3]], scores["mine"]), chosen([[0, 1], [0, 1]], scores["theirs"]))
+    with pytest.raises(ParityError, match=r"slot pick.*row 1 chooses otherwise than stock by 5\.0+e-01"):
+        pick(wrong, 0 * OFF)
+
+
+def test_a_stock_part_whose_choice_was_not_seen_is_no_agreement():
+    blind = Router(chosen([[0, 1]] * 2, SCORES), None)
+    blind.of_stock = lambda layer: nullcontext([])
+    with pytest.raises(ParityError, match="chose 0 times"):
+        pick(blind, 0 * OFF)
 
 
 def test_the_inputs_that_a_kernel_overwrites_reach_the_stock_part_unchanged():

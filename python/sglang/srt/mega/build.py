@@ -10,7 +10,7 @@ from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext
 from sglang.srt.environ import envs
 from sglang.srt.mega.executor import Executor
 from sglang.srt.mega.parity import Written
-from sglang.srt.mega.plan import Cause, Unavailable, make_plan
+from sglang.srt.mega.plan import Cause, Unavailable, agree, make_plan
 from sglang.srt.mega.slots import Slot, SlotListError, select
 from sglang.srt.mega.step import Kernel
 from sglang.srt.runtime_context import get_parallel
@@ -49,6 +49,7 @@ def assemble(
     """
     selection = select(slots, envs.SGLANG_NVIDIA_MEGAKERNEL_SLOTS.get())
     plan = make_plan(slots, selection, context.widths, unavailable)
+    agree(plan, name)
     wanted = {slot for rows in plan.widths for slot in plan.kernels(rows)}
     kernels = {key: kernel for slot in sorted(wanted) for key, kernel in bind(slot).items()}
     return Executor(

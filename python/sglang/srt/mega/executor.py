@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang.kernels.plugin_kernels.nvidia.spec import Step
-from sglang.srt.mega.parity import ParityRunner, Written
+from sglang.srt.mega.parity import Chooser, ParityRunner, Written
 from sglang.srt.mega.plan import Plan
 from sglang.srt.mega.slots import Slot
 from sglang.srt.mega.step import ActiveStep, Kernel, activate, run_kernel
@@ -23,7 +23,8 @@ class Executor:
 
     A covered step runs the model's own forward with the step active, so every part that no kernel replaces is
     SGLang's code. ``kernels`` maps (slot, id of layer module) to the kernel bound to that layer. ``modes``
-    are the forward modes it covers. ``written`` names the buffers that a slot writes, for parity.
+    are the forward modes it covers. ``written`` names the buffers that a slot writes and ``choosers`` shows
+    what a choosing slot's arms chose, for parity.
     """
 
     draft_sampler = None
@@ -43,6 +44,7 @@ class Executor:
         modes: frozenset[str],
         written: Callable[[str, Any, Any], Written] = lambda slot, layer, view: {},
         parity_rank: int | None = None,
+        choosers: Mapping[str, Chooser] | None = None,
     ) -> None:
         self.name = name
         self.slots = slots
@@ -53,7 +55,9 @@ class Executor:
             rows: {key: k for key, k in kernels.items() if key[0] in plan.kernels(rows)}
             for rows in plan.widths
         }
-        self.parity = None if parity_rank is None else ParityRunner(slots, written, parity_rank)
+        self.parity = (
+            None if parity_rank is None else ParityRunner(slots, written, parity_rank, choosers or {})
+        )
 
     def summary(self) -> str:
         """What runs: the kernels of the widest and of the narrowest step."""

@@ -5,14 +5,20 @@
 buffer that the slot declares as written snapshot before and restored after; then the stock part, whose
 results the step keeps. The first difference beyond the slot's declared numerics raises ``ParityError`` on the
 rank that saw it. Eager steps only.
+
+A slot that chooses (experts by router logits) may fall on the other side of a tie. Its ``Chooser`` says what
+both arms chose: rows with the same choice are held to ``rtol``, a row with another choice must be a tie
+within the slot's ``ties``, and is counted.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -29,25 +35,50 @@ class ParityError(RuntimeError):
     """A kernel whose result differs from its stock twin's beyond the slot's numerics."""
 
 
-@dataclass
-class Difference:
-    """The worst difference of one tensor: ``worst = max |kernel - stock| / max |stock|``."""
+@dataclass(frozen=True)
+class Choices:
+    """What one arm chose: ``ids`` [rows, k] out of ``scores`` [rows, n]."""
 
-    tensor: str
-    worst: float
+    ids: torch.Tensor
+    scores: torch.Tensor
+
+
+class Chooser(Protocol):
+    """How parity sees the choices of a slot's two arms."""
+
+    def of_kernel(self, rows: int) -> Choices:
+        """What the kernel that ran last chose."""
+
+    def of_stock(self, layer: Any) -> AbstractContextManager[list[Choices]]:
+        """Collects what ``layer``'s stock part chooses while the block runs."""
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A row in which the arms chose differently. ``margin``: the widest gap between the scores that they
+    disagree about, in either arm's scores, over the row's largest score in magnitude."""
+
+    slot: str
+    layer: int
+    row: int
+    margin: float
 
 
 @dataclass
 class ParityRunner:
     """A ``step.Runner`` that compares. ``written(slot, layer, view)`` gives the buffers to snapshot.
 
-    ``seen`` counts comparisons by slot and keeps the worst relative difference of each.
+    ``seen`` counts comparisons by slot and keeps the worst relative difference of each; ``rows`` counts a
+    choosing slot's rows, ``ties`` lists those in which the arms chose differently.
     """
 
     slots: Mapping[str, Slot]
     written: Callable[[str, Any, Any], Written]
     rank: int
+    choosers: Mapping[str, Chooser] = field(default_factory=dict)
     seen: dict[str, tuple[int, float]] = field(default_factory=dict)
+    rows: Counter[str] = field(default_factory=Counter)
+    ties: list[Tie] = field(default_factory=list)
 
     def __call__(
         self, step: ActiveStep, slot: str, layer: Any, kernel: Kernel, stock: Stock, args: tuple, kwargs: dict
@@ -56,12 +87,18 @@ class ParityRunner:
         before = {name: buffer[index].clone() for name, (buffer, index) in buffers.items()}
         kernel_out = kernel(step.view, *_clone(args), **_clone(kwargs))
         kernel_out = _clone(kernel_out)
+        chooser = self.choosers.get(slot)
+        mine = None if chooser is None else _clone(chooser.of_kernel(step.view.rows))
         kernel_written = {name: buffer[index].clone() for name, (buffer, index) in buffers.items()}
         for name, (buffer, index) in buffers.items():
             buffer[index] = before[name]
-        with step.stock(slot, layer):
+        watch = nullcontext([]) if chooser is None else chooser.of_stock(layer)
+        with step.stock(slot, layer), watch as theirs:
             stock_out = stock(*args, **kwargs)
         pairs = {f"output{path}": pair for path, pair in _tensors(kernel_out, stock_out)}
+        if mine is not None:
+            agree = self._compare_choices(slot, layer, mine, theirs)
+            pairs = {name: (a[agree], b[agree]) for name, (a, b) in pairs.items()}
         pairs |= {name: (kernel_written[name], buffer[index]) for name, (buffer, index) in buffers.items()}
         self._judge(slot, layer, pairs)
         return stock_out
@@ -83,6 +120,26 @@ class ParityRunner:
         self._judge(STEP, None, pairs)
         return theirs
 
+    def _compare_choices(self, slot: str, layer: Any, mine: Choices, theirs: list[Choices]) -> torch.Tensor:
+        """Which rows chose alike, ``[rows]`` bool; others are recorded and raise where they are no ties."""
+        if len(theirs) != 1:
+            raise ParityError(f"megakernel parity: slot {slot}: the stock part chose {len(theirs)} times")
+        allowed = self.slots[slot].numerics.ties
+        agree = torch.ones(mine.ids.shape[0], dtype=torch.bool, device=mine.ids.device)
+        self.rows[slot] += mine.ids.shape[0]
+        for row, margin in differing_choices(mine, theirs[0]).items():
+            agree[row] = False
+            self.ties.append(Tie(slot, int(getattr(layer, "layer_id", -1)), row, margin))
+            if margin > allowed:
+                raise ParityError(
+                    f"{self._where(slot, layer)}: row {row} chooses otherwise than stock by {margin:.3e} of "
+                    f"its largest score, ties are within {allowed:.3e}"
+                )
+        return agree
+
+    def _where(self, slot: str, layer: Any) -> str:
+        return f"megakernel parity: slot {slot}, layer {getattr(layer, 'layer_id', '?')}, rank {self.rank}"
+
     def _judge(self, slot: str, layer: Any, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         numerics = Numerics(BITWISE, test="parity mode") if slot == STEP else self.slots[slot].numerics
         for name, (mine, theirs) in pairs.items():
@@ -92,10 +149,23 @@ class ParityRunner:
             allowed = 0.0 if numerics.kind == BITWISE else numerics.rtol
             if not worst <= allowed:
                 raise ParityError(
-                    f"megakernel parity: slot {slot}, layer {getattr(layer, 'layer_id', '?')}, "
-                    f"rank {self.rank}: {name} differs by {worst:.3e} of its largest value, "
+                    f"{self._where(slot, layer)}: {name} differs by {worst:.3e} of its largest value, "
                     f"allowed {allowed:.3e} ({numerics.kind})"
                 )
+
+
+def differing_choices(mine: Choices, theirs: Choices) -> dict[int, float]:
+    """Row -> margin (see ``Tie``) of every row whose chosen sets differ; inf where a score is NaN."""
+    margins: dict[int, float] = {}
+    for row, (a, b) in enumerate(zip(mine.ids.tolist(), theirs.ids.tolist(), strict=True)):
+        disputed = sorted(set(a) ^ set(b))
+        if not disputed:
+            continue
+        margins[row] = 0.0
+        for scores in (mine.scores[row].double(), theirs.scores[row].double()):
+            gap = (scores[disputed].max() - scores[disputed].min()) / scores.abs().max()
+            margins[row] = max(margins[row], float(gap.nan_to_num(float("inf"))))
+    return margins
 
 
 def difference(mine: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -125,6 +195,8 @@ def _clone(value: Any) -> Any:
         return type(value)(_clone(v) for v in value)
     if isinstance(value, dict):
         return {k: _clone(v) for k, v in value.items()}
+    if isinstance(value, Choices):
+        return Choices(value.ids.clone(), value.scores.clone())
     if dataclasses.is_dataclass(value) and hasattr(value, "parity_tensors"):
         fields = {f.name: _clone(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return dataclasses.replace(value, **fields)

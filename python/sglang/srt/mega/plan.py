@@ -55,6 +55,17 @@ class Plan:
         """The slots that run as kernels at ``rows``."""
         return frozenset(c.slot for c in self.choices if c.rows == rows and c.kernel)
 
+    def summary(self) -> tuple[str, ...]:
+        """Every slot's rows that run its kernel, and why others run stock: what ranks compare."""
+        names = dict.fromkeys(c.slot for c in self.choices)
+        lines = []
+        for name in names:
+            mine = [c for c in self.choices if c.slot == name]
+            rows = [c.rows for c in mine if c.kernel]
+            reasons = sorted({c.reason for c in mine if not c.kernel})
+            lines.append(f"{name}: kernel at {rows}" + (f", stock for {reasons}" if reasons else ""))
+        return tuple(lines)
+
     def render(self) -> str:
         """A table, one line a slot: the rows that run its kernel, and why the others run stock."""
         names = list(dict.fromkeys(c.slot for c in self.choices))
@@ -81,6 +92,14 @@ def _ranges(rows: Sequence[int]) -> str:
         else:
             runs.append([row])
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+
+
+def agree(plan: Plan, name: str) -> None:
+    """Raise on every rank unless every rank of the group made the same plan; call it before anything of the
+    plan is compiled or allocated. Ranks that run a slot differently would wait in different exchanges."""
+    from sglang.srt.kernel_plugins.nvidia.binding import megakernel_agree
+
+    megakernel_agree(plan.summary(), what=f"slots of {name}")
 
 
 def make_plan(

@@ -16,18 +16,24 @@ class Numerics:
     """A slot's declared agreement with its stock twin on the same inputs.
 
     ``kind`` is ``BITWISE`` or ``TOLERANCE``. ``rtol`` bounds ``max |kernel - stock| / max |stock|`` of each
-    written tensor; ``test`` names the test that measured it. A bitwise slot has no ``rtol``.
+    written tensor; ``test`` names the test that measured it. A bitwise slot has no ``rtol``. ``ties`` is for
+    a slot that chooses (experts by router logits): a row in which kernel and stock choose differently is no
+    difference when the scores they disagree about lie within ``ties`` of the row's largest score, in both
+    arms; ``rtol`` then holds for the other rows.
     """
 
     kind: str
     test: str
     rtol: float = 0.0
+    ties: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in (BITWISE, TOLERANCE):
             raise ValueError(f"numerics {self.kind!r} is neither {BITWISE!r} nor {TOLERANCE!r}")
         if (self.kind == TOLERANCE) != (self.rtol > 0):
             raise ValueError(f"{self.kind} numerics with rtol {self.rtol}")
+        if self.ties and self.kind == BITWISE:
+            raise ValueError("bitwise numerics know no ties")
         if not self.test:
             raise ValueError("numerics name the test that measured them")
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from sglang.srt.mega import derived
+from sglang.srt.mega.models.qwen3_5.choices import ExpertChoices
 from sglang.srt.mega.models.qwen3_5.kernels import Kernels
-from sglang.srt.mega.models.qwen3_5.shape import Shape
+from sglang.srt.mega.models.qwen3_5.shape import HEAD_DIM, Shape
 from sglang.srt.mega.models.qwen3_5.slots import mixer_slot
 from sglang.srt.mega.models.qwen3_5.stages import Stream
 from sglang.srt.mega.models.qwen3_5.workspace import Workspace
@@ -59,6 +61,15 @@ class Chain:
     kernels: Kernels
     space: Workspace
     tables: dict[int, torch.Tensor] = field(default_factory=dict)
+    copies: dict[str, int] = field(default_factory=dict)
+
+    def in_fp32(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, or its FP32 copy, which is counted under ``name``."""
+        if tensor.dtype == torch.float32:
+            return tensor.detach()
+        copy = tensor.detach().float()
+        self.copies[name] = self.copies.get(name, 0) + derived.nbytes(copy)
+        return copy
 
     def enter(self, stream: Stream) -> int:
         """Bring the stream into ``space.x`` unless it is there; returns the rows."""
@@ -73,9 +84,9 @@ class Chain:
         made.
         """
         table = rotary.cos_sin_cache
-        if table.dtype == torch.float32:
-            return table
-        return self.tables.setdefault(table.data_ptr(), table.float())
+        if table.data_ptr() not in self.tables:
+            self.tables[table.data_ptr()] = self.in_fp32("rotary table", table)
+        return self.tables[table.data_ptr()]
 
     def leave(self, rows: int) -> Stream:
         return Stream(self.space.x[:rows], squares=self.space.square_sums[:rows])
@@ -90,6 +101,8 @@ class Binder:
 
     def __init__(self, backbone: Any, mrope: bool) -> None:
         self.backbone, self.mrope = backbone, mrope
+        self.choosers: dict[str, ExpertChoices] = {}
+        self.chain: Chain | None = None
         self.refusal: str | None = None
         self.shape: Shape | None = None
         try:
@@ -123,7 +136,9 @@ class Binder:
             return {}
         device = self.backbone.embed_tokens.weight.device
         shape = replace(self.shape, mrope=self.mrope)
-        chain = Chain(Kernels(shape, device), Workspace.allocate(shape, device))
+        chain = self.chain = Chain(Kernels(shape, device), Workspace.allocate(shape, device))
+        if "moe" in slots:
+            self.choosers["moe"] = ExpertChoices(shape, chain.space)
         makers: dict[str, Callable[[Any, Chain], Kernel]] = {
             "gdn": bind_gated_delta_net,
             "attention": bind_attention,
@@ -135,6 +150,13 @@ class Binder:
             for slot in (mixer_slot(layer), "moe")
             if slot in slots
         }
+
+    def memory(self) -> str:
+        """What was taken beside the loaded weights, in words; call it after ``bind``."""
+        sizes = {} if self.chain is None else {"workspace": self.chain.space.nbytes(), **self.chain.copies}
+        layers = [layer for layer in self.backbone.layers if mixer_slot(layer) == "attention"]
+        heads = 0 if self.shape is None else self.shape.kv_heads
+        return derived.describe(sizes, derived.kv_bytes_per_token(heads, HEAD_DIM, len(layers)))
 
 
 def weights_of(slot: str, layer: Any) -> dict[str, torch.Tensor]:
@@ -172,8 +194,8 @@ def weights_of(slot: str, layer: Any) -> dict[str, torch.Tensor]:
 def bind_gated_delta_net(layer: Any, chain: Chain) -> Kernel:
     """Slot ``gdn`` of one layer: three launches."""
     weight = weights_of("gdn", layer)
-    dt_bias = layer.linear_attn.dt_bias.detach().float()
-    norm = layer.linear_attn.norm.weight.detach().float()
+    dt_bias = chain.in_fp32("dt_bias", layer.linear_attn.dt_bias)
+    norm = chain.in_fp32("gated norms", layer.linear_attn.norm.weight)
 
     def kernel(view: StepView, layer: Any, stream: Stream, forward_batch: Any) -> Stream:
         recurrent = view.recurrent

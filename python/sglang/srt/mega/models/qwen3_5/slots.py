@@ -44,9 +44,10 @@ SLOTS = slots.table(
             "moe",
             1,
             MAX_ROWS,
-            # Router logits are BF16: where the last chosen expert and the next lie a rounding apart, kernel
-            # and stock may choose differently, which random weights show and moves one of top_k shares.
-            Numerics(TOLERANCE, test=PARITY, rtol=2**-4),
+            # Router logits are BF16: where the last chosen expert and the next lie a rounding or two
+            # apart, kernel and stock may choose differently (on an H200, random weights, 512 experts: 19
+            # of 720 rows, the widest 5.4e-3 of the row's largest logit apart).
+            Numerics(TOLERANCE, test=PARITY, rtol=2**-6, ties=2**-7),
             stock="stages.moe",
             weights="w13 and w2 as the unquantised fused MoE holds them",
         ),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from sglang.srt.mega import host
 from sglang.srt.mega.executor import DECODE, Executor
 from sglang.srt.mega.models.qwen3_5 import binder, buffers
 from sglang.srt.mega.models.qwen3_5.slots import MAX_ROWS, SLOTS
-from sglang.srt.mega.plan import Cause, Unavailable, make_plan
+from sglang.srt.mega.plan import Cause, Unavailable, agree, make_plan
 from sglang.srt.mega.slots import Slot, SlotListError, select
 from sglang.srt.runtime_context import get_parallel
+
+logger = logging.getLogger(__name__)
 
 
 def backbone(model: torch.nn.Module) -> Any:
@@ -96,14 +99,18 @@ def build(model: torch.nn.Module, hf_config: Any, context: BuildContext) -> Exec
     plan = make_plan(
         SLOTS, select(SLOTS, envs.SGLANG_NVIDIA_MEGAKERNEL_SLOTS.get()), context.widths, availability
     )
+    agree(plan, SPEC.name)
     wanted = {name for rows in plan.widths for name in plan.kernels(rows)}
+    kernels = bound.bind(wanted)
+    logger.info("NVIDIA megakernel: %s", bound.memory())
     return Executor(
         name=SPEC.name,
         slots=SLOTS,
         plan=plan,
-        kernels=bound.bind(wanted),
+        kernels=kernels,
         modes=frozenset({DECODE}),
         written=buffers.written_by(inner),
+        choosers=bound.choosers,
         parity_rank=get_parallel().tp_rank if envs.SGLANG_MEGAKERNEL_PARITY.get() else None,
     )
 
