@@ -149,3 +149,16 @@ def test_both_images_stand_on_one_base_named_by_its_digest() -> None:
         assert re.search(r"^USER 10001:10001$", text, re.MULTILINE) and "HEALTHCHECK" in text
     assert re.fullmatch(r"python:3\.12\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", bases["x86_64"])
     assert bases["x86_64"] == bases["aarch64"]
+
+
+def test_volumes_lie_at_folders_that_the_image_makes_for_its_user() -> None:
+    """A volume at a place that the image lacks would belong to root, and the server does not run as root."""
+    service = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]["sglang"]
+    places = [volume.split(":")[1] for volume in service["volumes"]]
+    for machine in ("x86_64", "aarch64"):
+        text = (ROOT / f"docker/Dockerfile.{machine}").read_text()
+        (home,) = re.findall(r"^WORKDIR (\S+)$", text, re.MULTILINE)
+        before, _, after = text.partition("\nUSER 10001:10001\n")
+        made = set(" ".join(re.findall(r"install -d -o sglang -g sglang (.+)", before)).split())
+        made |= {f"{home}/{folder}" for folder in re.findall(r"mkdir -p (\S+)", after)}
+        assert set(places) <= made
