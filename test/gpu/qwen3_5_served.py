@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One arm of a served Qwen3.5, with the megakernel or without: what a user can ask of it, as one JSON file.
 
-``served.py stock|mega CHECKPOINT OUT.json [--cuda] [--tokens N]``, a process an arm, because an engine reads
-its switches once. ``served.py compare MEGA.json STOCK.json``: the same tokens, or a first difference where
-stock's own two best tokens tie.
+``qwen3_5_served.py stock|mega CHECKPOINT OUT.json``, a process an arm, because an engine reads its switches
+once. ``qwen3_5_served.py compare MEGA.json STOCK.json``: the same tokens, or a first difference where stock's
+own two best tokens tie.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +99,7 @@ class Arm:
         return self.ask([prompt(11, 50)])
 
 
-def run(arm: str, checkpoint: str, cuda: bool, tokens: int) -> dict[str, Any]:
-    mega = arm == "mega"
-    if not cuda:
-        os.environ |= {"SGLANG_MAMBA_CONV_DTYPE": "bfloat16"} | (
-            {"SGLANG_MEGAKERNEL_EMULATE": "1"} if mega else {}
-        )
+def run(arm: str, checkpoint: str, tokens: int) -> dict[str, Any]:
     import sglang
 
     arguments: dict[str, Any] = {
@@ -115,30 +108,23 @@ def run(arm: str, checkpoint: str, cuda: bool, tokens: int) -> dict[str, Any]:
         "context_length": 512,
         "chunked_prefill_size": 64,
         "max_running_requests": 12,
-        "enable_nvidia_megakernel": mega,
+        "enable_nvidia_megakernel": arm == "mega",
         "enable_metrics": True,
         "log_level": "info",
         "random_seed": 1,
+        "attention_backend": "triton",
+        "mamba_radix_cache_strategy": "extra_buffer",
+        "mamba_track_interval": TRACK,
+        "sampling_backend": "pytorch",
+        "mem_fraction_static": 0.9,
+        "max_total_tokens": 16384,
+        "max_mamba_cache_size": 96,
+        "grammar_backend": "xgrammar",
+        "cuda_graph_config": {
+            "decode": {"backend": "full", "bs": [1, 2, 4, 8, 12]},
+            "prefill": {"backend": "disabled"},
+        },
     }
-    if cuda:
-        arguments |= {
-            "attention_backend": "triton",
-            "mamba_radix_cache_strategy": "extra_buffer",
-            "mamba_track_interval": TRACK,
-            "sampling_backend": "pytorch",
-            "mem_fraction_static": 0.9,
-            "max_total_tokens": 16384,
-            "max_mamba_cache_size": 96,
-            "grammar_backend": "xgrammar",
-            "cuda_graph_config": {
-                "decode": {"backend": "full", "bs": [1, 2, 4, 8, 12]},
-                "prefill": {"backend": "disabled"},
-            },
-        }
-    else:
-        from sglang_fork import cpu_flags
-
-        arguments = cpu_flags.engine_arguments("qwen3_5", **arguments)
     engine = sglang.Engine(**arguments)
     try:
         served, seen = Arm(engine, tokens), {}
@@ -211,7 +197,6 @@ def main() -> None:
     parser.add_argument("arm", choices=("stock", "mega", "compare"))
     parser.add_argument("checkpoint", help="for compare: mega's file")
     parser.add_argument("out", type=Path, help="for compare: stock's file")
-    parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--tokens", type=int, default=24)
     chosen = parser.parse_args()
     if chosen.arm == "compare":
@@ -219,10 +204,9 @@ def main() -> None:
         for name, row in compare(mega, stock).items():
             print(name, json.dumps(row))
         return
-    seen = run(chosen.arm, chosen.checkpoint, chosen.cuda, chosen.tokens)
+    seen = run(chosen.arm, chosen.checkpoint, chosen.tokens)
     chosen.out.write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[3] / "python"))
     main()
