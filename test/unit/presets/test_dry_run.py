@@ -47,6 +47,32 @@ def test_every_golden_file_has_its_setup() -> None:
     assert {p.name for p in GOLDEN.iterdir()} == expected
 
 
+TINY = Path(__file__).parent / "golden_tiny"
+FAMILIES = ("DeepSeek-V4.1-Flash", "GLM-5.3-NVFP4", "Kimi-K3", "Qwen3.5-397B-NVFP4")
+
+
+@pytest.mark.parametrize("profile", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_golden_tiny(name: str, profile: str, tmp_path: Path) -> None:
+    """The same preset on its tiny twin: what each profile's hardware forces, each change with its reason."""
+    venv = tmp_path / f"venv-{profile}"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").touch()
+    (venv / "sglang-build.json").write_text("{}")
+    text = dry_run(name, "--tiny", "--dry-run", state=tmp_path, SGLANG_FORK_PROFILE=profile)
+    golden = TINY / f"{name}@{profile}.txt"
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_every_family_has_its_tiny_golden_files() -> None:
+    assert {p.name for p in TINY.iterdir()} == {f"{n}@{p}.txt" for n in FAMILIES for p in ("cpu", "cuda")}
+    with_twin = {preset.load(n).family for n in preset.names()} - {""}
+    assert {preset.load(n).family for n in FAMILIES} == with_twin
+
+
 def test_the_printed_command_is_valid_shell(tmp_path: Path) -> None:
     """bash sees exactly the words that were resolved: the program is replaced by one that prints them."""
     text = dry_run("Qwen3.5-397B-NVFP4", "--dry-run", "--", "--served-model-name", "a b'c", state=tmp_path)
