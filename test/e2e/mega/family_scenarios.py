@@ -2,7 +2,7 @@
 """Drives one family's covered step in this process, on the CPU, and prints what it saw as one line of JSON.
 
 Run by ``test_families.py`` in a process of its own, because a model runner claims process-wide state.
-``family_scenarios.py FAMILY CHECKPOINT``, with the CPU build's environment.
+``family_scenarios.py FAMILY CHECKPOINT SLOTS``, with the CPU build's environment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 os.environ.update(
-    SGLANG_MEGAKERNEL_EMULATE="1", SGLANG_MEGAKERNEL_PARITY="1", SGLANG_MAMBA_CONV_DTYPE="bfloat16"
+    SGLANG_MEGAKERNEL_EMULATE="1",
+    SGLANG_MEGAKERNEL_PARITY="1",
+    SGLANG_MAMBA_CONV_DTYPE="bfloat16",
+    SGLANG_NVIDIA_MEGAKERNEL_SLOTS=sys.argv[3] if len(sys.argv) > 3 else "",
 )
 
 from sglang_fork import cpu_flags
@@ -88,7 +91,7 @@ class Steps:
         return [list(row) for row in zip(*out, strict=True)], first.tolist()
 
 
-def main(family: str, checkpoint: str) -> None:
+def main(family: str, checkpoint: str, slots: str) -> None:
     from sglang.srt.mega.parity import ParityError
 
     runner = engine.start(
@@ -105,6 +108,7 @@ def main(family: str, checkpoint: str) -> None:
         )
     )
     runner.init_cuda_graphs()
+    assert os.environ["SGLANG_NVIDIA_MEGAKERNEL_SLOTS"] == slots
     built = runner.model.__dict__["_megakernel_dispatch"].built
     places, steps, seen = list(seams(family, runner.model)), Steps(runner), {}
     real, parity = dict(built.kernels_by_width), built.parity

@@ -27,7 +27,15 @@ def seen(request, tmp_path_factory):
     family = request.param
     checkpoint = make.make(CHECKPOINTS[family], tmp_path_factory.mktemp("tiny") / family)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCENARIOS), family, str(checkpoint)],
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(SCENARIOS),
+            family,
+            str(checkpoint),
+            ",".join(sorted(KERNELS[family])),
+        ],
         env=os.environ | {"PYTHONPATH": str(SCENARIOS.parents[3] / "python")},
         capture_output=True,
         text=True,

@@ -28,6 +28,16 @@ def slot_list_reasons(slots: Mapping[str, Slot]) -> list[str]:
     return []
 
 
+def no_kernel_reasons(slots: Mapping[str, Slot], kernels: frozenset[str]) -> list[str]:
+    """An all-stock plan that nobody asked for: no slot list was given and no default slot has a kernel."""
+    wanted = envs.SGLANG_NVIDIA_MEGAKERNEL_SLOTS.get()
+    default = {slot.name for slot in slots.values() if slot.default}
+    if wanted is not None or envs.SGLANG_MEGAKERNEL_PARITY.get() or default & kernels:
+        return []
+    listed = ", ".join(sorted(kernels)) or "none yet"
+    return [f"its default plan is SGLang's own modules alone; slots with a kernel, by SLOTS: {listed}"]
+
+
 def parity_reasons(cfg: Any) -> list[str]:
     """Why parity mode cannot run here."""
     if envs.SGLANG_MEGAKERNEL_PARITY.get() and cfg.cuda_graph_config.decode.backend != "disabled":

@@ -24,7 +24,14 @@ SLOTS = slots.table(
             writes=("KV caches", "compressor states"),
         ),
         # Streams and norm are rounded to bf16 where the stock kernels round; sums differ in their order.
-        Slot("mhc", 1, MAX_ROWS, Numerics(TOLERANCE, test=PARITY, rtol=2**-7), stock="stages.stock_seam"),
+        Slot(
+            "mhc",
+            1,
+            MAX_ROWS,
+            Numerics(TOLERANCE, test=PARITY, rtol=2**-7),
+            stock="stages.stock_seam",
+            default=False,  # not run inside SGLang's CUDA graphs yet
+        ),
         Slot("moe", 1, MAX_ROWS, Numerics(BITWISE, test=PARITY), stock="layer.mlp"),
     ]
 )

@@ -32,6 +32,7 @@ SLOTS = slots.table(
             stock="self_attn.attn_mqa",
             reads=("KV cache", "request table"),
             writes=("KV cache",),
+            default=False,  # not run inside SGLang's CUDA graphs yet
         ),
         Slot("moe", 1, MAX_ROWS, Numerics(BITWISE, test=PARITY), stock="layer.mlp"),
     ]

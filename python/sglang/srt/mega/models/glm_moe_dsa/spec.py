@@ -21,7 +21,7 @@ from sglang.srt.mega import host
 from sglang.srt.mega.buffers import everything
 from sglang.srt.mega.executor import DECODE, VERIFY, Executor
 from sglang.srt.mega.models.glm_moe_dsa import binder
-from sglang.srt.mega.models.glm_moe_dsa.slots import SLOTS, without_weights
+from sglang.srt.mega.models.glm_moe_dsa.slots import KERNELS, SLOTS, without_weights
 from sglang.srt.mega.models.glm_moe_dsa.tactics import MAX_ROWS
 from sglang.srt.mega.parity import STEP, Written
 from sglang.srt.mega.plan import Cause, Unavailable
@@ -33,7 +33,8 @@ from sglang.srt.runtime_context import get_server_args
 
 def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
     """What the requirements cannot state."""
-    return common.slot_list_reasons(SLOTS) + common.parity_reasons(cfg)
+    reasons = common.slot_list_reasons(SLOTS) + common.parity_reasons(cfg)
+    return reasons + common.no_kernel_reasons(SLOTS, KERNELS)
 
 
 def model_disable_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:

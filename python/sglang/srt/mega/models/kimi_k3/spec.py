@@ -27,7 +27,8 @@ from sglang.srt.mega.view import StepView
 
 def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
     """What the requirements cannot state."""
-    return common.slot_list_reasons(SLOTS) + common.parity_reasons(cfg)
+    reasons = common.slot_list_reasons(SLOTS) + common.parity_reasons(cfg)
+    return reasons + common.no_kernel_reasons(SLOTS, frozenset())
 
 
 def bind(slot: str) -> Mapping[tuple[str, int], Kernel]:
