@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,29 @@ def request(p: preset.Preset, folder: Path, *extra: str) -> dict[str, Any]:
     }
 
 
+# What a GB10 chooses where the user says nothing: the preset's flags that are left out, and the fields then.
+BY_ITSELF: dict[str, tuple[set[str], dict[str, str]]] = {
+    "Qwen3.5-NVFP4": ({"--kv-cache-dtype"}, {"kv_cache_dtype": "fp8_e4m3"}),
+    "Nemotron-NVFP4": (
+        {"--kv-cache-dtype", "--moe-runner-backend"},
+        {"kv_cache_dtype": "fp8_e4m3", "moe_runner_backend": "marlin"},
+    ),
+    # MLA: Triton's kernels, whose cache stays BF16.
+    "Mistral-Small-4-NVFP4": (
+        {"--attention-backend"},
+        {"attention_backend": "triton", "kv_cache_dtype": "auto"},
+    ),
+}
+
+
+def without(asked: dict[str, Any], flags: set[str]) -> dict[str, Any]:
+    """The same request without some flags, each of which has one value."""
+    argv = asked["argv"]
+    assert flags <= set(argv)
+    kept = [w for i, w in enumerate(argv) if w not in flags and (i == 0 or argv[i - 1] not in flags)]
+    return {**asked, "name": f"{asked['name']} by itself", "argv": kept}
+
+
 def ask(isa: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
     environ = {**os.environ, **env.process_env("cpu")}
     environ.pop("SGLANG_USE_CPU_ENGINE", None)
@@ -92,7 +116,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], A
     out = {}
     for isa in ISAS:
         folder = tmp_path_factory.mktemp(isa)
-        asked = ask(isa, [request(p, folder) for p, on in CASES if on == isa])
+        requests = [request(p, folder) for p, on in CASES if on == isa]
+        if isa == "sm_121":
+            requests += [without(r, BY_ITSELF[r["name"]][0]) for r in requests if r["name"] in BY_ITSELF]
+        asked = ask(isa, requests)
         out |= {(name, isa): answer for name, answer in asked.items()}
     return out
 
@@ -137,6 +164,16 @@ def test_hopper_gets_its_own_backends(name: str, answers: dict[tuple[str, str], 
     assert {k: fields[k] for k in HOPPER[name]} == HOPPER[name]
 
 
+@pytest.mark.parametrize("name", sorted(BY_ITSELF))
+def test_a_gb10_chooses_by_itself_what_its_preset_says(
+    name: str, answers: dict[tuple[str, str], Any]
+) -> None:
+    answer = answers[f"{name} by itself", "sm_121"]
+    assert answer["error"] is None, answer["error"]
+    wanted = BY_ITSELF[name][1]
+    assert {field: answer["fields"][field] for field in wanted} == wanted
+
+
 def test_a_flag_that_sglang_does_not_have_is_noticed(tmp_path: Path) -> None:
     """So that the acceptance above means something."""
     p = preset.load("Qwen3.5-35B-A3B")
@@ -156,6 +193,29 @@ def declared() -> set[str]:
     return {line.split("=")[0].strip() for line in source.splitlines() if " = Env" in line}
 
 
+def packages() -> Path:
+    """Where the environment's packages lie."""
+    return Path(str(importlib.util.find_spec("torch").origin)).parents[1]  # type: ignore[union-attr]
+
+
+# SGLang's own variables: the file below sglang/srt that asks for each.
+ASKED_IN = {
+    "SGLANG_DSA_FUSE_TOPK": "layers/attention/dsa_backend.py",
+    "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD": "layers/attention/dsa_backend.py",
+    "SGLANG_DSA_TOPK_FLASHINFER_TIE_BREAK": "layers/attention/dsa/dsa_topk_backend.py",
+    "SGLANG_DSV41_ENGRAM_HOST_TABLE_LAYOUT": "layers/engram.py",
+    "SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE": "layers/engram.py",
+    "SGLANG_ENABLE_JIT_DEEPGEMM": "layers/deep_gemm_wrapper/configurer.py",
+    "SGLANG_FLASHINFER_CUTEDSL_NVFP4_W4A16": "layers/moe/flashinfer_megamoe.py",
+    "SGLANG_FLASHINFER_MEGAMOE_IN_KERNEL_FC2_REDUCE": "layers/moe/flashinfer_megamoe.py",
+    "SGLANG_FLASHINFER_MOE_FUSED_FINALIZE": "layers/moe/moe_runner/flashinfer_cutedsl.py",
+    "SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION": "layers/quantization/modelopt_quant.py",
+    "SGLANG_FP8_POST_QUANT": "layers/quantization/post_quant.py",
+    "SGLANG_MOE_NVFP4_DISPATCH": "layers/quantization/modelopt_quant.py",
+    "SGLANG_NVFP4_POST_QUANT": "layers/quantization/post_quant.py",
+    "SGLANG_NVIDIA_MEGAKERNEL_SLOTS": "mega/models/qwen3_5/spec.py",
+    "SGLANG_SPEC_TP_SYNC": "speculative/spec_tp_sync.py",
+}
 # Variables of libraries: the file that reads each, below site-packages.
 READERS = {
     "FLASHINFER_NVFP4_4OVER6": "flashinfer/quantization/fp4_quantization.py",
@@ -175,12 +235,17 @@ def variables() -> list[str]:
 
 
 @pytest.mark.parametrize("name", variables())
-def test_every_variable_has_a_reader(name: str) -> None:
-    if name not in READERS:
+def test_every_variable_has_a_named_reader(name: str) -> None:
+    if name in ASKED_IN:
         assert name in declared(), f"environ.py declares no {name}"
+        origin = Path(str(importlib.util.find_spec("sglang.srt.environ").origin))  # type: ignore[union-attr]
+        assert re.search(rf"envs\.{name}\b", (origin.parent / ASKED_IN[name]).read_text())
         return
-    packages = Path(str(importlib.util.find_spec("torch").origin)).parents[1]  # type: ignore[union-attr]
-    file = packages / READERS[name]
+    file = packages() / READERS[name]
     if name in GPU_ONLY and not file.exists():
         pytest.skip(f"{READERS[name]} belongs to a GPU package, which the cpu profile leaves out")
     assert name.encode() in file.read_bytes()
+
+
+def test_no_reader_is_named_for_a_variable_that_no_preset_sets() -> None:
+    assert {*ASKED_IN, *READERS} == set(variables())
