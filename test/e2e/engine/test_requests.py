@@ -20,6 +20,7 @@ ENGINES = {
     "qwen3_5-drafting": ("qwen3_5", 6),
     "glm_moe_dsa-plain": ("glm_moe_dsa", 0),
     "glm_moe_dsa-drafting": ("glm_moe_dsa", 3),
+    "kimi_k3-plain": ("kimi_k3", 0),
 }
 LOGPROB_ERROR = 2e-4  # FP32: a decode step's sums in another order than the prefill's
 
