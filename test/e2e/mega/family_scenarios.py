@@ -105,6 +105,7 @@ def main(family: str, checkpoint: str, slots: str) -> None:
             disable_radix_cache=True,
             max_running_requests=4,
             log_level="error",
+            cuda_graph_backend_decode="disabled",
         )
     )
     runner.init_cuda_graphs()

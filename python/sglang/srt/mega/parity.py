@@ -138,7 +138,8 @@ class ParityRunner:
         return agree
 
     def _where(self, slot: str, layer: Any) -> str:
-        return f"megakernel parity: slot {slot}, layer {getattr(layer, 'layer_id', '?')}, rank {self.rank}"
+        number = getattr(layer, "layer_id", getattr(layer, "layer_idx", "?"))
+        return f"megakernel parity: slot {slot}, layer {number}, rank {self.rank}"
 
     def _judge(self, slot: str, layer: Any, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         numerics = Numerics(BITWISE, test="parity mode") if slot == STEP else self.slots[slot].numerics

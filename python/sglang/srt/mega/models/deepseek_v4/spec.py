@@ -46,6 +46,10 @@ def model_disable_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
 def build(model: torch.nn.Module, hf_config: Any, context: BuildContext) -> Executor:
     """Plan the slots, bind the kernel, and hand both to the executor."""
     layers, device = model.model.layers, model.model.embed_tokens.weight.device
+    for layer in layers:  # a seam is known by the norm that it leads to; parity names its layer
+        for hc in (layer.attn_hc, layer.ffn_hc):
+            if hc is not None:
+                hc.norm.layer_id = layer.layer_id
 
     def unavailable(slot: Slot) -> Unavailable | None:
         why = without_weights(slot)
