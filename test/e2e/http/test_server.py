@@ -6,6 +6,7 @@ One server for the whole file: the tiny Qwen3.5 in FP32, with an API key from a 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -148,6 +149,17 @@ def test_bench_serving_runs_against_it(server: Server, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     measured = json.loads(out.read_text().splitlines()[-1])
     assert measured["completed"] == 6 and measured["total_output_tokens"] == 48
+
+
+def test_the_serving_benchmark_measures_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_fork.bench import load, traffic
+
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    sessions = traffic.synthetic(count=2, input_len=8, output_len=4, vocab=400, seed=1)
+    answers = asyncio.run(load.drive(server.url, sessions, 2))
+    assert [answer.error for answer in answers] == ["", ""]
+    for answer in answers:
+        assert answer.tokens == 4 and answer.itl_s and 0 < answer.ttft_s < answer.latency_s
 
 
 def test_the_key_is_asked_for_and_is_nowhere(server: Server) -> None:
