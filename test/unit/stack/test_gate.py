@@ -42,6 +42,8 @@ def real(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> Fork:
         shutil.copy(ROOT / name, fork.root / name)
     skip = shutil.ignore_patterns("__pycache__", "*.txt")
     shutil.copytree(ROOT / "python/sglang_fork", fork.root / "python/sglang_fork", ignore=skip)
+    for module in (fork.root / "python/sglang_fork/bench").glob("*.py"):  # it reads SGLang, not this upstream
+        module.write_text(module.read_text().replace("SGLANG_READS", "READS_OF_SGLANG"))
     fork.write("python/sglang_fork/lock/dev.in", "pytest\npytest-timeout\n")
     fork.write("test/unit/test_x.py", TEST + "\n\ndef test_y(): ...\n")
     fork.apply()
