@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     resolution, _ = tiny.apply(resolution, profile)
     start.launch(resolution, profile, NAME, is_tiny=True, timeout_s=900, detach=True)
     known = record.find(NAME)
-    assert known is not None, "launch records what it starts"
+    if known is None:
+        raise ForkError("the demo's server was stopped before it was ready")
     try:
         answer = ask(known, profile, args.prompt, args.tokens)
     finally:
