@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes ``cpu_engine`` importable here and in the engines' processes; tiny checkpoints, shared engines."""
+"""Makes ``cpu_engine`` and ``front_door`` importable, here and in the engines' processes; shared engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "engine"))
+for folder in ("engine", "http"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))
 
 
 @pytest.fixture(scope="session")

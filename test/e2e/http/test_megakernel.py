@@ -5,34 +5,16 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import urllib.request
 
 import pytest
+from front_door import free_port, sglang
 
-from sglang_fork.paths import ROOT, state_dir
+from sglang_fork.paths import state_dir
 
 pytestmark = pytest.mark.e2e
 
 NAME = f"e2e-megakernel-{os.getpid()}"
-
-
-def sglang(*words: str, **shell: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROOT / "sglang.sh"), *words],
-        env={**os.environ, "SGLANG_FORK_PROFILE": "cpu", **shell},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=580,
-    )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_on_serves_and_every_rank_says_active() -> None:

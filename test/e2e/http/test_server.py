@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -22,25 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from front_door import free_port, sglang
 
-from sglang_fork.paths import ROOT, state_dir
+from sglang_fork.paths import state_dir
 
 pytestmark = pytest.mark.e2e
 
 NAME = f"e2e-http-{os.getpid()}"
 KEY = "k3y-of-the-e2e-test"
 PROMPTS = ["The quick brown fox", "1 2 3 4 5", "def main():", "Once upon a time there was", "a", "SGLang is"]
-
-
-def sglang(*words: str, **shell: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROOT / "sglang.sh"), *words],
-        env={**os.environ, "SGLANG_FORK_PROFILE": "cpu", **shell},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=580,
-    )
 
 
 @dataclass(frozen=True)
@@ -70,9 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     key = tmp_path_factory.mktemp("key") / "key"
     key.write_text(KEY)
     key.chmod(0o600)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = ["Qwen3.5-35B-A3B", "--tiny", "--detach", "--name", NAME, "--timeout", "500", "--"]
     started = sglang(
         *words,

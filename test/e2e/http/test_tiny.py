@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,25 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
-from sglang_fork.paths import ROOT
+from front_door import free_port, sglang
 
 pytestmark = pytest.mark.e2e
 
 # A preset, and the draft steps that it keeps on a CPU. DSpark drafts a block in one; Kimi K3 has no draft.
 PRESETS = {"Qwen3.5-397B-NVFP4": 6, "GLM-5.3-NVFP4": 3, "DeepSeek-V4.1-Flash": 1, "Kimi-K3": None}
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, "temperature": 0}
-
-
-def sglang(*words: str, **shell: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROOT / "sglang.sh"), *words],
-        env={**os.environ, "SGLANG_FORK_PROFILE": "cpu", **shell},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=580,
-    )
 
 
 @dataclass(frozen=True)
@@ -68,9 +54,7 @@ class Server:
 
 
 def start(preset: str, disabled: bool) -> Server:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     name = f"e2e-tiny-{os.getpid()}-{preset}{'-plain' if disabled else ''}"
     shell = {"PORT": str(port), **({"DISABLE_MTP": "1"} if disabled else {})}
     done = sglang(preset, "--tiny", "--detach", "--name", name, "--timeout", "500", **shell)

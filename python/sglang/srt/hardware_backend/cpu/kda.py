@@ -126,10 +126,7 @@ def fused_sigmoid_gating_delta_rule_update(
     """
     if cache_ring:
         raise NotImplementedError("ReplaySSM's ring is not written on a CPU")
-    snapshots = None
-    if intermediate_states_buffer is not None:
-        assert intermediate_state_indices is not None
-        snapshots = Snapshots(intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token)
+    snapshots = Snapshots.given(intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token)
     return _attend(
         q,
         k,

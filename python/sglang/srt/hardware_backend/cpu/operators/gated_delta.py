@@ -184,6 +184,14 @@ class Snapshots:
     rows: Tensor
     parents: Tensor | None = None
 
+    @classmethod
+    def given(cls, states: Tensor | None, rows: Tensor | None, parents: Tensor | None) -> Snapshots | None:
+        """From an operator's optional arguments; None where the caller keeps no state."""
+        if states is None:
+            return None
+        assert rows is not None
+        return cls(states, rows, parents)
+
 
 def delta_rule(
     q: Tensor,
@@ -319,10 +327,7 @@ def fused_sigmoid_gating_delta_rule_update(
     heads = v.shape[2]
     q, k = (l2_normalize(x[0]) if use_qk_l2norm_in_kernel else x[0].float() for x in (q, k))
     log_decay = gdn_log_decay(A_log, a.reshape(-1, heads), dt_bias, softplus_beta, softplus_threshold)
-    snapshots = None
-    if intermediate_states_buffer is not None:
-        assert intermediate_state_indices is not None
-        snapshots = Snapshots(intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token)
+    snapshots = Snapshots.given(intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token)
     out = delta_rule(
         expand_heads(q, heads),
         expand_heads(k, heads),
