@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's scheduler on the CPU in one forked process, without sockets, tokenizer or detokenizer processes.
+"""SGLang's scheduler on the CPU in one process, without sockets, tokenizer or detokenizer processes.
 
 A server starts three processes that each import SGLang. Tests of what the scheduler does need one of them,
-and need to look into it: this forks the test process, which has the imports, runs ``Scheduler`` with its own
-event loops in the child, and answers calls over a pipe. ``Local.call`` runs a test's function in the child.
+and need to look into it: this runs ``Scheduler`` with its own event loops in a child of a fork server that
+has the imports, and answers calls over a pipe. ``Local.call`` runs a test's function in the child.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import traceback
@@ -16,7 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import Pipe
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from typing import Any
 from sglang_fork import cpu_flags
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
+PRELOAD = ("managers.scheduler", "speculative.eagle_worker_v2")
+GRACE_S = 10
 PATIENCE = 20_000  # event-loop iterations without an end that a test waits for
 
 SGLANG_READS = {
@@ -228,10 +229,15 @@ class Local:
         self.call(Shop.flush)
 
 
-def preload() -> None:
-    """Import what a scheduler needs, once, in the process that forks."""
-    for name in ("managers.scheduler", "speculative.eagle_worker_v2"):
-        importlib.import_module(f"sglang.srt.{name}")
+def context() -> Any:
+    """A fork server that has SGLang's imports: children start at once and inherit no threads.
+
+    A fork of the test process itself would hang in its first parallel operator once a test has used torch
+    there: OpenMP's threads do not survive a fork.
+    """
+    server = get_context("forkserver")
+    server.set_forkserver_preload([f"sglang.srt.{name}" for name in PRELOAD])
+    return server
 
 
 @contextmanager
@@ -239,12 +245,12 @@ def local_engine(family: str, model: Path, **overrides: Any) -> Iterator[Local]:
     """A scheduler of ``family`` serving ``model`` in FP32 in a child process; ended at the end."""
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         raise RuntimeError("engine tests need the CPU build's process environment; run ./sglang.sh test")
-    preload()
-    ours, theirs = Pipe()
-    child = os.fork()
-    if child == 0:
-        ours.close()
-        _child(theirs, family, model, overrides)
+    server = context()
+    ours, theirs = server.Pipe()
+    child = server.Process(
+        target=_child, args=(theirs, dict(os.environ), family, model, overrides), daemon=True
+    )
+    child.start()
     theirs.close()
     try:
         good, value = ours.recv()
@@ -252,25 +258,31 @@ def local_engine(family: str, model: Path, **overrides: Any) -> Iterator[Local]:
             raise AssertionError(f"the scheduler did not start:\n{value}")
         yield Local(ours)
     finally:
-        ours.send(None)  # not the pipe's end: later children hold a copy of this side
-        os.waitpid(child, 0)
         ours.close()
+        child.join(GRACE_S)
+        if child.is_alive():
+            child.kill()
+            child.join()
 
 
-def _child(pipe: Connection, family: str, model: Path, overrides: Mapping[str, Any]) -> None:
-    """Build the scheduler, answer calls until told to end, and leave without the parent's clean-up."""
+def _child(
+    pipe: Connection, environ: Mapping[str, str], family: str, model: Path, overrides: Mapping[str, Any]
+) -> None:
+    """Build the scheduler, answer calls until the other end closes, and leave without any clean-up."""
+    os.environ.clear()
+    os.environ.update(environ)
     try:
         try:
             shop = Shop(family, model, overrides)
         except BaseException:
             pipe.send((False, traceback.format_exc()))
-            os._exit(1)
+            return
         pipe.send((True, None))
         while True:
-            order = pipe.recv()
-            if order is None:
+            try:
+                function, args = pipe.recv()
+            except EOFError:
                 break
-            function, args = order
             try:
                 pipe.send((True, function(shop, *args)))
             except BaseException:
