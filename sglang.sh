@@ -5,23 +5,26 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
+# Prints where the Python itself lies (a shim or an environment only leads to it); fails for other versions.
 usable() {
-  "$1" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null
+  "$1" -c 'import sys; sys.version_info[:2] in ((3, 11), (3, 12)) or sys.exit(1); print(sys._base_executable)' 2>/dev/null
 }
 
 find_python() {
   local candidate
   if [ -n "${SGLANG_PYTHON:-}" ]; then
-    usable "$SGLANG_PYTHON" && echo "$SGLANG_PYTHON" && return
+    usable "$SGLANG_PYTHON" && return
     echo "sglang.sh: SGLANG_PYTHON is $SGLANG_PYTHON, which is not a Python 3.11 or 3.12 that runs" >&2
     exit 2
   fi
-  for candidate in python3.12 python3.11 python3; do
-    usable "$candidate" && echo "$candidate" && return
+  # What is built goes on with the Python that it was built with.
+  for candidate in "${SGLANG_FORK_HOME:-$root/.sglang}"/venv-*/bin/python python3.12 python3.11 python3; do
+    usable "$candidate" && return
   done
   echo "sglang.sh: needs Python 3.11 or 3.12; install one, or name it in SGLANG_PYTHON" >&2
   exit 2
 }
 
 python=$(find_python)
-PYTHONPATH="$root/python" exec "$python" -P -m sglang_fork "$@"
+# Byte code is kept, whatever the caller's shell says: without it every process of a server compiles 7000 files anew.
+PYTHONDONTWRITEBYTECODE="" PYTHONPATH="$root/python" exec "$python" -P -m sglang_fork "$@"

@@ -19,7 +19,7 @@ from sglang_fork.build.stamp import Stamp, build_lock, drop_stamp, read_stamp, w
 from sglang_fork.env import DRIVER, driver_present, is_built, stub_dir, venv_dir
 from sglang_fork.errors import ForkError
 from sglang_fork.lock import FOLDER, RUNTIME
-from sglang_fork.lock.check import require_lock, wheel_metadata
+from sglang_fork.lock.check import inputs_unchanged, require_lock, wheel_metadata
 from sglang_fork.paths import ROOT, state_dir
 from sglang_fork.stack import workspace
 from sglang_fork.stack.apply import AppliedTree, apply_stack
@@ -75,14 +75,14 @@ def build(options: Options, out: Progress | None = None) -> Stamp:
             _require_means(profile, options)
             with progress.step("patched tree"):
                 tree = patched_tree(options)
-        require_lock(wheel_metadata(tree.wheel))
         before = read_stamp(profile)
         after = _wanted(profile, options, tree, before)
-        if before == after and is_built(profile):
+        if before == after and is_built(profile) and inputs_unchanged():
             progress.say(f"build: up to date: {describe(after)}")
             if options.kernels is not None:
                 _kernels(progress, after, options.kernels)
             return after
+        require_lock(wheel_metadata(tree.wheel))
         _require_means(profile, options)
         with progress.step("installer"):
             uv = ensure_uv()
@@ -139,7 +139,7 @@ def patched_tree(options: Options) -> AppliedTree:
             series = read_series(ROOT / "patches")
             tree_hash = git.out("rev-parse", "HEAD^{tree}")
             return AppliedTree(
-                git.path, tree_hash, len(series.names), series.version, fetch_base_wheel(), changed=False
+                git.path, tree_hash, len(series.names), series.version, None, ROOT / "patches", changed=False
             )
     return apply_stack(native_platform())
 

@@ -17,7 +17,7 @@ from sglang_fork.lock.requirements import (
     read_lock,
     split_requirement,
 )
-from sglang_fork.lock.resolve import runtime_header
+from sglang_fork.lock.resolve import input_digest, runtime_header
 
 # The compiler, its headers and its libraries must come from one CUDA release.
 CUDA_RELEASE = "13.0."
@@ -56,6 +56,11 @@ def check_lock(metadata: Metadata, folder: Path = FOLDER) -> list[str]:
     problems += _requirement_problems(metadata, pins)
     problems += _toolkit_problems(pins)
     return problems
+
+
+def inputs_unchanged(folder: Path = FOLDER) -> bool:
+    """Whether the runtime lock was made of the input file beside it."""
+    return header(read_lock(folder / RUNTIME)).get("inputs") == input_digest(RUNTIME, folder)
 
 
 def require_lock(metadata: Metadata, folder: Path = FOLDER) -> None:

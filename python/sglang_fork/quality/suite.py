@@ -51,7 +51,7 @@ def run_pytest(arguments: Sequence[str], profile: str, root: Path = ROOT) -> Cou
             str(env.venv_python(profile)), "-P", "-m", "pytest", f"--junitxml={report}", "--durations=10",
             f"--timeout={TEST_LIMIT_S}", "-p", "no:cacheprovider", *arguments,
         ]  # fmt: skip
-        variables = os.environ | env.process_env(profile) | {"PYTHONDONTWRITEBYTECODE": "1"}
+        variables = os.environ | env.process_env(profile)
         variables.pop("PYTHONPATH", None)
         child = subprocess.Popen(command, cwd=root, env=variables)
         try:

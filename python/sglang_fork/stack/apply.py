@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from sglang_fork.errors import ForkError
@@ -31,16 +32,20 @@ AM = (
 
 @dataclass(frozen=True)
 class AppliedTree:
-    """The patched tree. ``tree_hash``: git tree id; ``wheel``: the verified base wheel of the platform asked
-    for.
-    """
+    """The patched tree. ``tree_hash``: git tree id; ``platform``: whose base wheel ``wheel`` is."""
 
     path: Path
     tree_hash: str
     patch_count: int
     base_version: str
-    wheel: Path
+    platform: Platform | None
+    patches: Path
     changed: bool
+
+    @cached_property
+    def wheel(self) -> Path:
+        """The verified base wheel, fetched where it is missing; a build with nothing to do does not ask."""
+        return wheel.fetch_base_wheel(self.platform, self.patches)
 
 
 def apply_stack(
@@ -57,7 +62,6 @@ def apply_stack(
     series = read_series(patches)
     files = patch_files(patches, series)
     with workspace.locked():
-        wheel_path = wheel.fetch_base_wheel(platform, patches)
         git = workspace.repository()
         key = stamp_key(checkout, series, files)
         changed = not _is_current(git, key)
@@ -65,14 +69,14 @@ def apply_stack(
             workspace.finish_move(git)
             workspace.refuse_half_done(git)
             _refuse_pending(git, discard)
-            commit_id = base_commit(git, wheel_path, series)
+            commit_id = base_commit(git, wheel.fetch_base_wheel(platform, patches), series)
             with workspace.scratch() as scratch:
                 tip = overlay.commit(git, checkout, build_commits(git, commit_id, files), scratch)
             _refuse_unknown(git, tip, discard)
             move_branch(git, tip)
             workspace.write_stamp(workspace.Stamp(key, commit_id, tip))
         tree = git.out("rev-parse", "HEAD^{tree}")
-    return AppliedTree(git.path, tree, len(files), series.version, wheel_path, changed)
+    return AppliedTree(git.path, tree, len(files), series.version, platform, patches, changed)
 
 
 def stamp_key(checkout: Path, series: Series, files: list[Path]) -> str:
@@ -137,9 +141,12 @@ def move_branch(git: Git, commit: str) -> None:
 
 def _is_current(git: Git, key: str) -> bool:
     stamp = workspace.read_stamp()
-    if stamp is None or stamp.key != key or git.resolve("HEAD") is None:
-        return False
-    return git.resolve("HEAD") == stamp.commit and not workspace.pending_work(git)
+    return (
+        stamp is not None
+        and stamp.key == key
+        and git.resolve("HEAD") == stamp.commit
+        and not workspace.pending_work(git)
+    )
 
 
 def _refuse_pending(git: Git, discard: bool) -> None:

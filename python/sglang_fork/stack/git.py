@@ -162,14 +162,21 @@ class Git:
 
 def init(path: Path) -> Git:
     """The repository at ``path``, made when absent, with line endings, attributes and ignores pinned."""
-    git = Git(path)
+    git, info = Git(path), path / ".git" / "info"
     if not (path / ".git").exists():
         path.mkdir(parents=True, exist_ok=True)
         git.run("init", "--quiet", "--initial-branch=mega")
-    for key, value in _LOCAL_CONFIG.items():
-        git.run("config", key, value)
-    info = path / ".git" / "info"
+    pinned = {"attributes": _ATTRIBUTES, "exclude": _EXCLUDE}
+    local = _read(path / ".git" / "config")
+    if any(f"{key.partition('.')[2]} = {value}\n" not in local for key, value in _LOCAL_CONFIG.items()):
+        for key, value in _LOCAL_CONFIG.items():
+            git.run("config", key, value)
     info.mkdir(exist_ok=True)
-    (info / "attributes").write_text(_ATTRIBUTES)
-    (info / "exclude").write_text(_EXCLUDE)
+    for name, text in pinned.items():
+        if _read(info / name) != text:
+            (info / name).write_text(text)
     return git
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""

@@ -143,10 +143,11 @@ def refuse_half_done(git: Git) -> None:
 
 def pending_work(git: Git) -> list[str]:
     """What the patched tree holds beyond its stamp: changed files and commits, one line each."""
-    if git.resolve("HEAD") is None:
+    head = git.resolve("HEAD")
+    if head is None:
         return []
     work = git.lines("status", "--porcelain", "--untracked-files=all")
     stamp = read_stamp()
-    if stamp is None or git.resolve(f"{stamp.commit}^{{commit}}") is None:
+    if stamp is None or stamp.commit == head or git.resolve(f"{stamp.commit}^{{commit}}") is None:
         return work
     return work + git.lines("log", "--format=commit %h %s", f"{stamp.commit}..HEAD")

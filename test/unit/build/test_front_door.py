@@ -13,7 +13,7 @@ import pytest
 
 FAKE = """#!/bin/sh
 case "$1" in
-  -c) exit {status} ;;
+  -c) [ {status} = 0 ] && echo "$0"; exit {status} ;;
   -P) echo "{name} ran $*" ;;
 esac
 """
@@ -40,7 +40,8 @@ def python(folder: Path, name: str, status: int = 0) -> Path:
 
 
 def call(checkout: Path, path: Path, *words: str, chosen: str = "") -> subprocess.CompletedProcess[str]:
-    env = {"PATH": str(path), "PYTHONPATH": "/elsewhere"} | ({"SGLANG_PYTHON": chosen} if chosen else {})
+    env = {"PATH": str(path), "PYTHONPATH": "/elsewhere", "SGLANG_FORK_HOME": str(path.parent / "state")}
+    env |= {"SGLANG_PYTHON": chosen} if chosen else {}
     return subprocess.run([str(checkout / "sglang.sh"), *words], capture_output=True, text=True, env=env)
 
 
@@ -71,6 +72,28 @@ def test_the_named_one_before_all_others(checkout: Path, path: Path, tmp_path: P
     (tmp_path / "my own").mkdir()
     mine = python(tmp_path / "my own", "mine")
     assert call(checkout, path, chosen=str(mine)).stdout.startswith("mine ran")
+
+
+def test_what_is_built_goes_on_with_its_python(checkout: Path, path: Path, tmp_path: Path) -> None:
+    python(path, "python3.12")
+    built = tmp_path / "state/venv-cpu/bin"
+    built.mkdir(parents=True)
+    python(built, "python")
+    assert call(checkout, path).stdout.startswith("python ran")
+    python(built, "python", status=1)
+    assert call(checkout, path).stdout.startswith("python3.12 ran")
+
+
+def test_byte_code_is_kept(checkout: Path, tmp_path: Path) -> None:
+    """Also where the caller's shell forbids it; an environment's Python leads to the one it was made of."""
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python/sglang_fork.py").write_text(
+        "import sys; print(sys.dont_write_bytecode, sys.executable)"
+    )
+    shutil.copy(checkout / "sglang.sh", tmp_path)
+    env = os.environ | {"SGLANG_PYTHON": sys.executable, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([str(tmp_path / "sglang.sh")], capture_output=True, text=True, env=env)
+    assert done.stdout.split() == ["False", sys._base_executable], done.stderr  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("fault", ["missing", "too new", "a folder", "not executable"])

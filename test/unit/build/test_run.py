@@ -21,6 +21,7 @@ from sglang_fork.build.run import Options, build
 from sglang_fork.build.stamp import Stamp, build_lock, drop_stamp, read_stamp, write_stamp
 from sglang_fork.errors import ForkError
 from sglang_fork.lock.requirements import parse_lock
+from sglang_fork.stack import wheel
 from sglang_fork.stack.apply import AppliedTree
 
 UV = r"""#!/bin/sh
@@ -48,7 +49,8 @@ def machine(state: Path, upstream: Path, tmp_path: Path, monkeypatch: pytest.Mon
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "c"]):
         subprocess.run([*git, *command], check=True)
     tree = subprocess.run([*git, "rev-parse", "HEAD^{tree}"], capture_output=True, text=True).stdout.strip()
-    applied = AppliedTree(repository, tree, 3, "1.2.3", upstream, False)
+    applied = AppliedTree(repository, tree, 3, "1.2.3", None, tmp_path, False)
+    monkeypatch.setattr(wheel, "fetch_base_wheel", lambda platform, patches: upstream)
     uv, log = tmp_path / "uv", tmp_path / "uv.log"
     uv.write_text(UV)
     uv.chmod(0o755)
