@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sglang_fork.bench import machine, record, routing, stats
-from sglang_fork.bench.step import Job
+from sglang_fork.bench.job import Job, measurement
 from sglang_fork.paths import ROOT, state_dir
 
 CARD = f"{record.PLUMBING}: no GPU"
@@ -58,36 +58,17 @@ def run(job: Job, out: Path) -> list[record.Measurement]:
             runs = {f"{arm}:{part}": stand_in(n) for arm in arms for part, n in parts.items()}
             samples = alternate(runs, job.rounds, job.replays)
             for arm in arms:
-                full, alone = stats.interval(samples[f"{arm}:full"]), stats.interval(samples[f"{arm}:layers"])
-                line = record.Measurement(
-                    date=time.strftime("%Y-%m-%d", time.gmtime()),
-                    card=CARD,
-                    family=rank.family,
-                    preset=job.preset,
-                    slice=rank.name,
-                    layers=rank.layers,
-                    weights=job.weights,
-                    kv=job.kv,
-                    mode=job.mode,
-                    rows=rows,
-                    routing=case,
-                    context=job.context,
+                line = measurement(
+                    job,
+                    rank,
+                    drawn,
+                    case=case,
                     arm=arm,
-                    slots=job.slots if arm == "mega" else "",
-                    median_us=full.median,
-                    ci_low_us=full.low,
-                    ci_high_us=full.high,
-                    layers_median_us=alone.median,
-                    layers_ci_low_us=alone.low,
-                    layers_ci_high_us=alone.high,
-                    launches_per_layer=0.0,
-                    weight_bytes=whole,
-                    layers_weight_bytes=layers,
-                    copy_tb_s=0.0,
-                    read_tb_s=0.0,
-                    fraction_of_copy=0.0,
+                    whole=stats.interval(samples[f"{arm}:full"]),
+                    layers=stats.interval(samples[f"{arm}:layers"]),
+                    card=CARD,
+                    bandwidth=(0.0, 0.0),
                     versions=machine.versions(),
-                    tree=job.tree,
                     note="a stand-in ran in place of the step",
                 )
                 record.append(out, line)

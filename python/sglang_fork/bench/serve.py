@@ -7,11 +7,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,7 +27,7 @@ from sglang_fork.bench.load import Answer
 from sglang_fork.bench.record import PLUMBING
 from sglang_fork.commands.demo import free_port
 from sglang_fork.errors import ForkError
-from sglang_fork.launch import process, record, serve, start, tiny
+from sglang_fork.launch import decide, process, record, serve, start, tiny
 from sglang_fork.resolve import resolve
 
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
@@ -32,7 +35,7 @@ SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
 
 @dataclass(frozen=True)
 class Plan:
-    """What a serving run measures. ``weights`` is real, dummy or tiny."""
+    """What a serving run measures. ``weights`` is real, dummy, tiny or tiny-dummy."""
 
     preset: str
     arms: tuple[str, ...]
@@ -76,8 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would be measured, measure nothing")
 
 
-def plan_of(args: argparse.Namespace, gpu: bool) -> Plan:
-    """The plan that the arguments ask for; without a GPU it is the tiny twin's, a few short requests."""
+def plan_of(args: argparse.Namespace, gpu: bool, emulated: bool = False) -> Plan:
+    """The plan that the arguments ask for; without a GPU it is the tiny twin's, a few short requests, and
+    stock alone unless the kernels are emulated."""
     if preset.find(args.preset) is None:
         raise ForkError(f"unknown preset {args.preset}", "./sglang.sh list")
     try:
@@ -87,16 +91,16 @@ def plan_of(args: argparse.Namespace, gpu: bool) -> Plan:
     arms = tuple(args.arms.split(","))
     if not arms or set(arms) - {"stock", "mega"}:
         raise ForkError(f"arms {args.arms} are not stock, mega or both")
-    small = args.tiny or not gpu
+    small, dummies = args.tiny or not gpu, "dummy" if args.dummy else ""
     return Plan(
         preset=args.preset,
-        arms=arms if gpu else ("stock",),
+        arms=arms if gpu or emulated else ("stock",),
         concurrencies=concurrencies if gpu else tuple(sorted(set(concurrencies) & {1, 2})) or (1,),
         requests=args.requests if gpu else 5,
         input_len=args.input_len if gpu else min(args.input_len, 32),
         output_len=args.output_len if gpu else min(args.output_len, 8),
         rounds=args.rounds if gpu else 1,
-        weights="tiny" if small else "dummy" if args.dummy else "real",
+        weights="-".join(filter(None, ("tiny" if small else "", dummies))) or "real",
         slots=args.slots,
         accept_length=args.accept_length,
         trace=args.trace,
@@ -122,8 +126,9 @@ def describe(plan: Plan) -> str:
 
 
 def run(args: argparse.Namespace, results: Path, tree: str) -> int:
+    """Measure every arm and user count; returns 1 when a part of it failed. What was measured is kept."""
     gpu = env.driver_present()
-    plan = plan_of(args, gpu)
+    plan = plan_of(args, gpu, os.environ.get(decide.EMULATE) == "1")
     print(describe(plan))
     if args.dry_run:
         return 0
@@ -131,23 +136,47 @@ def run(args: argparse.Namespace, results: Path, tree: str) -> int:
         print("no NVIDIA driver: this runs the plumbing on the tiny twin; its numbers are no results")
     out = args.out or results / "serve.jsonl"
     out = out if gpu else plumbing.file_of(out)
-    answers: dict[tuple[str, int], list[Answer]] = {}
-    covered: dict[tuple[str, int], float] = {}
+    runs: defaultdict[tuple[str, int], list[list[Answer]]] = defaultdict(list)
+    steps: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     lines: list[served.Served] = []
-    for arms in stats.balanced(plan.arms, plan.rounds):
-        for arm in arms:
-            with launched(plan, arm) as (url, model):
+    failed: list[str] = []
+    with ending_on_sigterm():
+        for arm in (arm for arms in stats.balanced(plan.arms, plan.rounds) for arm in arms):
+            with said(failed, f"{arm}'s server"), launched(plan, arm) as (url, model):
                 for users in plan.concurrencies:
-                    got, share = measured(plan, url, model, users)
-                    answers.setdefault((arm, users), []).extend(got)
-                    covered[arm, users] = share
-                    facts = facts_of(plan, arm, users, covered[arm, users], tree)
-                    lines.append(served.summary(answers[arm, users], facts))
-                    served.append(out, lines[-1])
-                    print(_short(lines[-1]), flush=True)
+                    with said(failed, f"{arm} at {users} users"):
+                        got, counted = measured(plan, url, model, users)
+                        steps[arm, users] += counted
+                        facts = facts_of(plan, arm, users, served.coverage(steps[arm, users]), tree)
+                        lines.append(served.summary([*runs[arm, users], got], facts))
+                        runs[arm, users].append(got)
+                        served.append(out, lines[-1])
+                        print(_short(lines[-1]), flush=True)
     print(served.table(served.latest(lines)))
     print(f"lines: {out}")
-    return 0
+    if failed:
+        print(f"failed: {'; '.join(failed)}")
+    return 1 if failed else 0
+
+
+@contextmanager
+def said(failed: list[str], what: str) -> Iterator[None]:
+    """Print an error of one part, note it in ``failed``, and let the next part run."""
+    try:
+        yield
+    except ForkError as error:
+        failed.append(what)
+        print(f"{what}: failed: {error}", flush=True)
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """A time limit's SIGTERM unwinds as Ctrl-C does, so that a started server is ended."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -159,29 +188,26 @@ def launched(plan: Plan, arm: str) -> Iterator[tuple[str, Path]]:
     if plan.slots and arm == "mega":
         shell["SLOTS"] = plan.slots
     profile = env.built_profile() or "cuda"
+    is_tiny = plan.weights.startswith("tiny")
     extra = ["--port", str(free_port()), "--enable-metrics", *plan.extra]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        if plan.weights == "dummy":
-            chosen = preset.load(plan.preset)
-            model = dummy.write_folder(Path(folder), memory.config(chosen.weights.config))
+        if plan.weights.endswith("dummy"):
+            model = dummy.write_folder(Path(folder), configuration(plan))
             # Its words are not a language's: SGLang's warm-up text would be an empty prompt.
             extra += ["--model-path", str(model), "--load-format", "dummy", "--skip-server-warmup"]
         resolution = resolve(preset.load(plan.preset), shell, extra)
-        if plan.weights == "tiny":
+        if is_tiny:
             resolution, _ = tiny.apply(resolution, profile)
         if plan.accept_length:
             os.environ[SIMULATED] = str(plan.accept_length)
         try:
-            start.launch(
-                resolution,
-                profile,
-                name,
-                is_tiny=plan.weights == "tiny",
-                timeout_s=start.TIMEOUT_S,
-                detach=True,
+            code = start.launch(
+                resolution, profile, name, is_tiny=is_tiny, timeout_s=start.TIMEOUT_S, detach=True
             )
         finally:
             os.environ.pop(SIMULATED, None)
+        if code:
+            sys.exit(code)
         known = record.find(name)
         assert known is not None, "launch records what it starts"
         try:
@@ -191,8 +217,16 @@ def launched(plan: Plan, arm: str) -> Iterator[tuple[str, Path]]:
             known.forget()
 
 
-def measured(plan: Plan, url: str, model: Path, users: int) -> tuple[list[Answer], float]:
-    """A warm-up, then the run: the client's answers and the megakernel's share of its steps."""
+def configuration(plan: Plan) -> dict[str, Any]:
+    """The configuration whose shapes a dummy model has: the published one, or the tiny twin's."""
+    chosen = preset.load(plan.preset)
+    if plan.weights == "tiny-dummy":
+        return dict(json.loads((tiny.twin(chosen.family) / "config.json").read_text(encoding="utf-8")))
+    return memory.config(chosen.weights.config)
+
+
+def measured(plan: Plan, url: str, model: Path, users: int) -> tuple[list[Answer], Counter[str]]:
+    """A warm-up, then the run: the client's answers and the steps that the server counted."""
     if plan.trace:
         sessions = traffic.read_trace(plan.trace)
     else:
@@ -208,7 +242,7 @@ def measured(plan: Plan, url: str, model: Path, users: int) -> tuple[list[Answer
     _post(f"{url}/flush_cache")
     before = _metrics(url)
     answers = ask(url, sessions, users)
-    return answers, served.coverage(before, _metrics(url))
+    return answers, served.steps(before, _metrics(url))
 
 
 def vocabulary(plan: Plan, model: Path) -> int:
@@ -244,7 +278,7 @@ def ask(url: str, sessions: Sequence[traffic.Session], users: int) -> list[Answe
 def facts_of(plan: Plan, arm: str, users: int, share: float, tree: str) -> dict[str, Any]:
     chosen = preset.load(plan.preset)
     notes = []
-    if plan.weights == "dummy":
+    if plan.weights.endswith("dummy"):
         notes.append("dummy weights: routing and text are what they give")
     if plan.accept_length:
         notes.append(f"acceptance length forced to {plan.accept_length}")

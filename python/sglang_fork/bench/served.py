@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -92,16 +93,22 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ranked[max(0, -(-int(share * 1000) * len(ranked) // 1000) - 1)]
 
 
-def summary(answers: Sequence[Answer], facts: Mapping[str, Any]) -> Served:
-    """The line of a run; ``facts`` are the fields that the answers do not hold. Raises ``ForkError`` when a
-    request failed or came back with one token, and when real weights repeat themselves."""
+def wall_s(answers: Sequence[Answer]) -> float:
+    """Seconds from the first request's start to the last one's end."""
+    return max(a.started_s + a.latency_s for a in answers) - min(a.started_s for a in answers)
+
+
+def summary(runs: Sequence[Sequence[Answer]], facts: Mapping[str, Any]) -> Served:
+    """The line of an arm's runs, one a server; ``facts`` are the fields that the answers do not hold. Raises
+    ``ForkError`` when a request failed or came back with one token, and when real weights repeat themselves.
+    """
+    answers = [answer for run in runs for answer in run]
     if failed := [a for a in answers if a.error]:
         raise ForkError(f"{len(failed)} of {len(answers)} requests failed: {failed[0].error[-400:]}", code=1)
     if short := [a for a in answers if a.tokens < 2 or a.ttft_s <= 0]:
         raise ForkError(f"{len(short)} of {len(answers)} answers have no token after the first", code=1)
     tpot = stats.interval([1e3 * a.tpot_s for a in answers])
     gaps = [1e3 * gap for a in answers for gap in a.itl_s]
-    wall = max(a.started_s + a.latency_s for a in answers) - min(a.started_s for a in answers)
     repeating = sum(traffic.repeats(a.text) for a in answers) / len(answers)
     if repeating > REPEATING and facts["weights"] == "real":
         raise ForkError(
@@ -121,26 +128,30 @@ def summary(answers: Sequence[Answer], facts: Mapping[str, Any]) -> Served:
         itl_ms=statistics.median(gaps),
         itl_p99_ms=percentile(gaps, 0.99),
         user_tokens_s=1e3 / tpot.median,
-        total_tokens_s=sum(a.tokens for a in answers) / wall,
+        total_tokens_s=sum(a.tokens for a in answers) / sum(wall_s(run) for run in runs),
         accept_length=statistics.mean(accepted) if accepted else 0.0,
         repeating=repeating,
         **facts,
     )
 
 
-def coverage(before: str, after: str) -> float:
-    """The megakernel's share of the decode and verify steps between two scrapes of ``/metrics``; -1 where the
-    server counted none."""
-    counts = {"mega": 0.0, "stock": 0.0}
+def steps(before: str, after: str) -> Counter[str]:
+    """Decode and verify steps that ran as ``mega`` and as ``stock`` between two scrapes of ``/metrics``."""
+    counts: Counter[str] = Counter()
     for sign, text in ((-1, before), (1, after)):
         for line in text.splitlines():
             if line.startswith("sglang:megakernel_steps_total{"):
                 labels, _, value = line.partition("} ")
-                for path in counts:
+                for path in ("mega", "stock"):
                     if f'path="{path}"' in labels:
-                        counts[path] += sign * float(value)
+                        counts[path] += sign * round(float(value))
+    return counts
+
+
+def coverage(counts: Mapping[str, int]) -> float:
+    """The megakernel's share of the steps; -1 where the server counted none."""
     total = sum(counts.values())
-    return counts["mega"] / total if total > 0 else -1.0
+    return counts.get("mega", 0) / total if total > 0 else -1.0
 
 
 def append(path: Path, served: Served) -> None:

@@ -23,12 +23,13 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from sglang_fork.bench import record, routing, slices, stats
+from sglang_fork.bench.job import Job, measurement, read_jobs
 from sglang_fork.errors import ForkError
 
 # Tokens of the KV pool: enough for 8 requests of 4096, little beside the weights.
@@ -40,58 +41,6 @@ SLOW = 60.0
 # Seconds for what a stopped worker had launched to end.
 SETTLE = 0.3
 OWN_ROUTING = "the router chose for itself"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to measure. ``width`` is the rows a request (1 for decode); ``requests`` the batch sizes."""
-
-    preset: str
-    family: str
-    production: dict[str, Any]
-    tp: int
-    layers: int
-    weights: str
-    kv: str
-    mode: str
-    width: int
-    requests: tuple[int, ...]
-    context: int
-    cases: tuple[str, ...] = routing.CASES
-    rounds: int = 6
-    replays: int = 20
-    server_args: dict[str, Any] = field(default_factory=dict)
-    slots: str = ""
-    profile: bool = True
-    tune: bool = True
-    lists: str = ""
-    tree: str = "unknown"
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        if self.rounds < 5 or self.replays < 20:
-            raise ForkError(f"{self.rounds} x {self.replays} replays are too few; at least 5 x 20")
-        if not self.requests or min(self.requests) < 1:
-            raise ForkError("name at least one batch size of 1 or more")
-        if max(self.requests) * self.width > 64:
-            raise ForkError(f"{max(self.requests)} requests of {self.width} rows are more than 64 rows")
-
-    def slice(self) -> slices.Slice:
-        return slices.build(
-            self.family, self.production, tp=self.tp, layers=self.layers, weights=self.weights
-        )
-
-
-def read_jobs(path: Path) -> list[Job]:
-    jobs = []
-    for values in json.loads(path.read_text(encoding="utf-8")):
-        values |= {"requests": tuple(values["requests"]), "cases": tuple(values["cases"])}
-        jobs.append(Job(**values))
-    return jobs
-
-
-def write_jobs(path: Path, jobs: Sequence[Job]) -> None:
-    path.write_text(json.dumps([asdict(job) for job in jobs]), encoding="utf-8")
 
 
 def versions() -> dict[str, str]:
@@ -344,45 +293,24 @@ def _case(one: Started, requests: int, case: str, out: Path) -> list[record.Meas
     from sglang_fork.bench import timing
 
     job, rank, facts = one.job, one.rank, one.facts
-    rows = requests * job.width
     drawn, replays = _prepare(one, requests, case)
     samples = timing.alternate(replays, rounds=job.rounds, replays=job.replays)
-    step_bytes, layer_bytes = rank.step_bytes(sum(drawn.distinct(i) for i in range(rank.moe_layers)))
     lines = []
     for arm in one.arms:
-        whole, alone = stats.interval(samples[f"{arm}:full"]), stats.interval(samples[f"{arm}:layers"])
         lines.append(
-            record.Measurement(
-                date=time.strftime("%Y-%m-%d", time.gmtime()),
+            measurement(
+                job,
+                rank,
+                drawn,
+                case=case,
+                arm=arm,
+                whole=stats.interval(samples[f"{arm}:full"]),
+                layers=stats.interval(samples[f"{arm}:layers"]),
                 card=torch.cuda.get_device_name(),
-                family=rank.family,
-                preset=job.preset,
-                slice=rank.name,
-                layers=rank.layers,
-                weights=job.weights,
-                kv=job.kv,
-                mode=job.mode,
-                rows=rows,
-                routing=case,
-                context=job.context,
-                arm=arm.partition(":")[0],
-                slots=arm.partition(":")[2] or (job.slots if arm == "mega" else ""),
-                median_us=whole.median,
-                ci_low_us=whole.low,
-                ci_high_us=whole.high,
-                layers_median_us=alone.median,
-                layers_ci_low_us=alone.low,
-                layers_ci_high_us=alone.high,
-                launches_per_layer=0.0,
-                weight_bytes=step_bytes,
-                layers_weight_bytes=layer_bytes,
-                copy_tb_s=facts["copy"],
-                read_tb_s=facts["read"],
-                fraction_of_copy=layer_bytes / alone.median / 1e6 / facts["copy"],
+                bandwidth=(facts["copy"], facts["read"]),
                 versions=facts["versions"],
-                tree=job.tree,
                 choices=_choices(one.runner),
-                note="; ".join(filter(None, (job.note, OWN_ROUTING * (drawn.case != case)))),
+                note=OWN_ROUTING if drawn.case != case else "",
             )
         )
         record.append(out, lines[-1])

@@ -25,7 +25,7 @@ from sglang_fork.bench import (
     slices,
     slot_times,
 )
-from sglang_fork.bench.step import Job, write_jobs
+from sglang_fork.bench.job import Job, write_jobs
 from sglang_fork.bench.stock import baseline
 from sglang_fork.env import built_profile, cache_dir, driver_present, process_env, venv_python
 from sglang_fork.errors import ForkError

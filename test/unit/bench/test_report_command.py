@@ -10,6 +10,7 @@ import pytest
 
 from sglang_fork import cli
 from sglang_fork.bench import record, report, step
+from sglang_fork.bench.job import read_jobs, write_jobs
 from sglang_fork.commands import bench
 from sglang_fork.errors import ForkError
 
@@ -92,8 +93,8 @@ def test_a_job_of_the_397b_is_its_tp8_rank():
 
 def test_a_job_survives_its_file(tmp_path):
     job = bench.job_of(arguments("GLM-5.3-NVFP4", "--stock-only"))
-    step.write_jobs(tmp_path / "jobs.json", [job, job])
-    assert step.read_jobs(tmp_path / "jobs.json") == [job, job]
+    write_jobs(tmp_path / "jobs.json", [job, job])
+    assert read_jobs(tmp_path / "jobs.json") == [job, job]
     assert (
         "enable_nvidia_megakernel" not in job.server_args and job.server_args["kv_cache_dtype"] == "fp8_e4m3"
     )

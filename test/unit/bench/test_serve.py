@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serving runs: what is sent, what the answers amount to, and which runs are void."""
 
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -44,18 +46,22 @@ FACTS = {
 
 
 def test_a_run_amounts_to_its_medians():
-    line = served.summary([answer(n) for n in range(10)], FACTS)
+    line = served.summary([[answer(n) for n in range(10)]], FACTS)
     assert line.tpot_ms == pytest.approx(10.0) and line.user_tokens_s == pytest.approx(100.0)
     assert line.ttft_ms == pytest.approx(54.5) and line.ttft_p99_ms == pytest.approx(59.0)
     assert line.itl_ms == pytest.approx(10.0) and line.requests == 10
     # From the first start (100 s) to the last end (109 + 0.159 s): 110 tokens.
     assert line.total_tokens_s == pytest.approx(110 / 9.159, rel=1e-3)
     assert line.accept_length == 0.0 and line.repeating == 0.0
+    # A second server an hour later: twice the tokens in twice the time, the hour between does not count.
+    later = [answer(n, started_s=3700.0 + n) for n in range(10)]
+    both = served.summary([[answer(n) for n in range(10)], later], FACTS)
+    assert both.requests == 20 and both.total_tokens_s == pytest.approx(line.total_tokens_s)
 
 
 def test_acceptance_is_the_mean_of_those_that_have_one():
     answers = [answer(n, accept_length=2.0 + n % 2) for n in range(6)]
-    assert served.summary(answers, FACTS).accept_length == pytest.approx(2.5)
+    assert served.summary([answers], FACTS).accept_length == pytest.approx(2.5)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +74,14 @@ def test_acceptance_is_the_mean_of_those_that_have_one():
 )
 def test_a_run_with_a_bad_answer_is_void(broken, why):
     with pytest.raises(ForkError, match=why):
-        served.summary([*(answer(n) for n in range(5)), answer(5, **broken)], FACTS)
+        served.summary([[*(answer(n) for n in range(5)), answer(5, **broken)]], FACTS)
 
 
 def test_text_that_repeats_itself_voids_real_weights_only():
     loop = [answer(n, text="and then it said " * 20) for n in range(6)]
     with pytest.raises(ForkError, match="100% of the answers repeat themselves"):
-        served.summary(loop, FACTS)
-    line = served.summary(loop, FACTS | {"weights": "dummy"})
+        served.summary([loop], FACTS)
+    line = served.summary([loop], FACTS | {"weights": "dummy"})
     assert line.repeating == 1.0
     assert not traffic.repeats(
         "The quick brown fox jumps over the lazy dog while nobody looks at the moon tonight"
@@ -89,15 +95,17 @@ def scrape(mega, stock):
 
 
 def test_coverage_counts_the_steps_between_two_scrapes():
-    assert served.coverage(scrape(10, 10), scrape(110, 10)) == 1.0
-    assert served.coverage(scrape(10, 10), scrape(40, 20)) == 0.75
-    assert served.coverage("", "") == -1.0 == served.coverage(scrape(5, 5), scrape(5, 5))
+    whole, mixed = served.steps(scrape(10, 10), scrape(110, 10)), served.steps(scrape(10, 10), scrape(40, 20))
+    assert served.coverage(whole) == 1.0 and served.coverage(mixed) == 0.75
+    assert served.coverage(whole + mixed) == 130 / 140, "steps of several servers are pooled, not shares"
+    assert served.coverage(served.steps("", "")) == -1.0
+    assert served.coverage(served.steps(scrape(5, 5), scrape(5, 5))) == -1.0
 
 
 def test_the_table_states_the_ratio_and_its_bad_end(tmp_path):
-    stock = served.summary([answer(n) for n in range(10)], FACTS)
+    stock = served.summary([[answer(n) for n in range(10)]], FACTS)
     fast = [answer(n, latency_s=0.05 + n / 1000 + 0.05) for n in range(10)]
-    mega = served.summary(fast, FACTS | {"arm": "mega", "slots": "moe", "coverage": 1.0})
+    mega = served.summary([fast], FACTS | {"arm": "mega", "slots": "moe", "coverage": 1.0})
     text = served.table([stock, mega])
     assert "2.00x (at worst 2.00x)" in text and "100%" in text and "mega moe" in text
     path = tmp_path / "serve.jsonl"
@@ -171,7 +179,12 @@ def test_a_plan_says_its_order_and_what_is_forced():
 
 def test_without_a_gpu_the_plan_is_the_plumbing_of_the_tiny_twin():
     plan = serve.plan_of(arguments("--dummy", "--concurrency", "1,2,4,8"), gpu=False)
-    assert (plan.weights, plan.arms, plan.concurrencies, plan.rounds) == ("tiny", ("stock",), (1, 2), 1)
+    assert (plan.weights, plan.arms, plan.concurrencies, plan.rounds) == (
+        "tiny-dummy",
+        ("stock",),
+        (1, 2),
+        1,
+    )
     assert plan.requests == 5 and plan.output_len == 8
 
 
@@ -210,6 +223,90 @@ def test_the_accept_length_reaches_the_server_and_nothing_after_it(monkeypatch, 
         (forced, mode) == ("2.99", "on") and "--skip-server-warmup" in words and "--enable-metrics" in words
     )
     assert seen["bench-stock"][1] == "off"
+
+
+class Servers:
+    """Stand-ins for servers and their client: what was started and sent, in order; ``broken`` arms do not
+    start, and a wait of ``loops`` users gets text that repeats itself."""
+
+    def __init__(self, monkeypatch, broken=(), loops=0):
+        self.started, self.sent, self.broken, self.loops, self.counted = [], [], broken, loops, {}
+        monkeypatch.setattr(serve.env, "driver_present", lambda: True)
+        monkeypatch.setattr(serve.machine, "card", lambda: "NVIDIA H200")
+        for name in ("launched", "ask", "_metrics"):
+            monkeypatch.setattr(serve, name, getattr(self, name.strip("_")))
+        monkeypatch.setattr(serve, "_post", lambda url: self.sent.append((url,)))
+
+    @contextlib.contextmanager
+    def launched(self, plan, arm):
+        self.started.append(arm)
+        if arm in self.broken:
+            raise ForkError(f"{arm} does not start")
+        yield f"http://{arm}", Path("/nowhere")
+
+    def ask(self, url, sessions, users):
+        self.sent.append((url, users, sum(len(s) for s in sessions), sessions[0][0].output_len))
+        arm = url.removeprefix("http://")
+        self.counted[arm] = self.counted.get(arm, 0) + 100
+        text = {"text": "and then it said " * 20} if users == self.loops else {}
+        fast = 0.05 if arm == "mega" else 0.1
+        return [answer(n, latency_s=0.05 + n / 1000 + fast, accept_length=2.99, **text) for n in range(6)]
+
+    def metrics(self, url):
+        arm = url.removeprefix("http://")
+        return scrape(self.counted.get(arm, 0), 0) if arm == "mega" else ""
+
+    def bench(self, out, *words):
+        return cli.main(["bench", "serve", "Qwen3.5-35B-A3B", "--out", str(out), "--requests", "6", *words])
+
+
+def test_a_run_goes_from_servers_in_balanced_order_to_lines_and_a_report(monkeypatch, tmp_path, capsys):
+    servers, out = Servers(monkeypatch), tmp_path / "serve.jsonl"
+    assert servers.bench(out, "--concurrency", "1,2", "--accept-length", "2.99") == 0
+    assert servers.started == ["stock", "mega", "mega", "stock"]
+    # Each user count: a warm-up of short answers, the cache flushed, then the run.
+    assert servers.sent[:3] == [
+        ("http://stock", 1, 1, 4),
+        ("http://stock/flush_cache",),
+        ("http://stock", 1, 6, 256),
+    ]
+    lines = list(served.load([out]))
+    assert [(m.arm, m.concurrency, m.requests) for m in lines] == [
+        ("stock", 1, 6), ("stock", 2, 6), ("mega", 1, 6), ("mega", 2, 6),
+        ("mega", 1, 12), ("mega", 2, 12), ("stock", 1, 12), ("stock", 2, 12),
+    ]  # fmt: skip
+    assert {m.coverage for m in lines if m.arm == "mega"} == {1.0}
+    assert {m.coverage for m in lines if m.arm == "stock"} == {-1.0}
+    assert {m.accept_length for m in lines} == {2.99} and "forced to 2.99" in lines[0].note
+    capsys.readouterr()
+    assert cli.main(["bench", "report", str(out)]) == 0
+    assert "2.00x (at worst 2.00x)" in capsys.readouterr().out
+
+
+def test_a_part_that_fails_costs_only_itself(monkeypatch, tmp_path, capsys):
+    servers, out = Servers(monkeypatch, broken=("mega",), loops=2), tmp_path / "serve.jsonl"
+    assert servers.bench(out, "--concurrency", "1,2,4", "--rounds", "1") == 1
+    shown = capsys.readouterr().out
+    assert [(m.arm, m.concurrency) for m in served.load([out])] == [("stock", 1), ("stock", 4)]
+    assert "stock at 2 users: failed: 100% of the answers repeat themselves" in shown
+    assert "failed: stock at 2 users; mega's server" in shown
+
+
+def test_a_trace_is_replayed_turn_by_turn_in_every_arm(monkeypatch, tmp_path):
+    servers, trace = Servers(monkeypatch), tmp_path / "trace.jsonl"
+    talk = [{"prompt": "a", "answer": "b", "output_len": 8}, {"prompt": "c", "output_len": 9}]
+    trace.write_text("\n".join([json.dumps({"turns": talk})] * 3))
+    assert servers.bench(tmp_path / "s.jsonl", "--concurrency", "1", "--trace", str(trace)) == 0
+    runs = [sent for sent in servers.sent if sent[1:] == (1, 6, 8)]
+    assert [url for url, *_ in runs] == ["http://stock", "http://mega", "http://mega", "http://stock"]
+    assert {m.trace for m in served.load([tmp_path / "s.jsonl"])} == {"trace.jsonl"}
+
+
+def test_emulated_kernels_give_the_plumbing_its_second_arm():
+    plan = serve.plan_of(arguments("--dummy"), gpu=False, emulated=True)
+    assert (plan.arms, plan.weights) == (("stock", "mega"), "tiny-dummy")
+    shapes = serve.configuration(plan)
+    assert shapes["num_hidden_layers"] < 10 and shapes["architectures"]
 
 
 def test_a_dummy_folder_has_the_production_shapes_and_a_word_for_every_id(tmp_path):
