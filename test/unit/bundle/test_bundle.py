@@ -185,9 +185,11 @@ def test_pieces_are_of_the_asked_size_and_make_the_same_archive(payload: Path, t
     ]
 
 
-def run_installer(bundle: Path, target: Path) -> subprocess.CompletedProcess[str]:
+def run_installer(
+    bundle: Path, target: Path, python: Path | str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SGLANG_FORK_HOME")}
-    variables["SGLANG_PYTHON"] = sys.executable
+    variables["SGLANG_PYTHON"] = str(python)
     return subprocess.run(
         ["bash", str(bundle / "install.sh"), str(target)], capture_output=True, text=True, env=variables
     )
@@ -223,6 +225,24 @@ def test_a_damaged_bundle_installs_nothing(payload: Path, tmp_path: Path, fault:
         pieces[0].write_bytes(bytes(content))
     done = run_installer(tmp_path / "bundle", tmp_path / "target")
     assert done.returncode == 1 and "missing or damaged" in done.stderr
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("fault", ["missing", "another version", "a folder"])
+def test_a_named_python_that_does_not_serve_is_refused(payload: Path, tmp_path: Path, fault: str) -> None:
+    pack.write_archive(payload, tmp_path / "bundle", None)
+    named = tmp_path / "named"
+    if fault == "another version":
+        named.write_text("#!/bin/sh\necho 3.10\n")
+        named.chmod(0o755)
+    elif fault == "a folder":
+        named.mkdir()
+    done = run_installer(tmp_path / "bundle", tmp_path / "target", named)
+    assert done.returncode == 2 and done.stdout == "", "another Python is not taken in its place"
+    version = "%d.%d" % sys.version_info[:2]
+    assert done.stderr == (
+        f"install.sh: SGLANG_PYTHON is {named}, which is not a Python {version} that runs\n"
+    )
     assert not (tmp_path / "target").exists()
 
 
