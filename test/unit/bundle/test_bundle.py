@@ -239,7 +239,7 @@ def test_a_named_python_that_does_not_serve_is_refused(payload: Path, tmp_path: 
         named.mkdir()
     done = run_installer(tmp_path / "bundle", tmp_path / "target", named)
     assert done.returncode == 2 and done.stdout == "", "another Python is not taken in its place"
-    version = "%d.%d" % sys.version_info[:2]
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert done.stderr == (
         f"install.sh: SGLANG_PYTHON is {named}, which is not a Python {version} that runs\n"
     )
