@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from sglang_fork.bench.routing import Routing
+from sglang_fork.bench.slot_lists import slot_lists
 from sglang_fork.errors import ForkError
 
 SGLANG_READS = {
@@ -254,36 +255,10 @@ def arms_of(model: torch.nn.Module, lists: str = "") -> dict[str, Callable[..., 
         return {"stock": model.forward}
     arms = {"stock": dispatch.original, "mega": model.forward}
     built = model.__dict__["_megakernel"]
-    for listed in slot_lists(built.slots, _bound(built), lists):
+    needs = {name: slot.needs for name, slot in built.slots.items()}
+    for listed in slot_lists(needs, _bound(built), lists):
         arms[f"mega:{','.join(listed)}"] = _with_slots(built, listed, model.forward)
     return arms
-
-
-def slot_lists(slots: Mapping[str, Any], bound: Sequence[str], kind: str) -> list[tuple[str, ...]]:
-    """Parts of the ``bound`` slots to measure beside all of them: ``without`` leaves out each one and what
-    needs it, ``alone`` runs each one and what it needs; none for another kind. The whole list and the empty
-    one are left out, as are repetitions."""
-    lists: list[tuple[str, ...]] = []
-    for name in bound if kind in ("without", "alone") else ():
-        if kind == "alone":
-            part = _closure(name, {slot: slots[slot].needs for slot in bound})
-        else:
-            users = {slot: tuple(o for o in bound if slot in slots[o].needs) for slot in bound}
-            part = set(bound) - _closure(name, users)
-        listed = tuple(slot for slot in bound if slot in part)
-        if 0 < len(listed) < len(bound) and listed not in lists:
-            lists.append(listed)
-    return lists
-
-
-def _closure(name: str, edges: Mapping[str, Sequence[str]]) -> set[str]:
-    found, ahead = set[str](), [name]
-    while ahead:
-        slot = ahead.pop()
-        if slot in edges and slot not in found:
-            found.add(slot)
-            ahead.extend(edges[slot])
-    return found
 
 
 def _bound(built: Any) -> list[str]:

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends sessions to a running server with upstream's own streaming client: ``python -m
-sglang_fork.bench.load JOB.json OUT.json``, in a Python that has SGLang.
+"""Sends sessions to running servers with upstream's own streaming client: ``python -m
+sglang_fork.bench.load``, in a Python that has SGLang.
 
-JOB is ``{"url": ..., "concurrency": n, "sessions": [[{"prompt": ..., "output_len": n}, ...], ...]}``; OUT a
-list with one object a request, as ``Answer``.
+One process serves a whole benchmark, since importing SGLang takes longer than many a run. Each line of its
+input is a job, ``{"url": ..., "concurrency": n, "sessions": [[{"prompt": ..., "output_len": n}, ...]]}``;
+each line of its output the answers, a list with one object a request, as ``Answer``.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
+import os
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sglang_fork.bench.traffic import Session, Turn
 
@@ -106,22 +109,32 @@ async def drive(url: str, sessions: list[Session], concurrency: int) -> list[Ans
     return answers
 
 
-def main(argv: list[str]) -> int:
-    if len(argv) != 2:
-        print("usage: python -m sglang_fork.bench.load JOB.json OUT.json", file=sys.stderr)
-        return 2
-    job = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
-    sessions = [
+def sessions_of(job: dict[str, Any]) -> list[Session]:
+    return [
         tuple(
             Turn(t["prompt"] if isinstance(t["prompt"], str) else tuple(t["prompt"]), t["output_len"])
             for t in session
         )
         for session in job["sessions"]
     ]
-    answers = asyncio.run(drive(job["url"], sessions, job["concurrency"]))
-    Path(argv[1]).write_text(json.dumps([asdict(answer) for answer in answers]), encoding="utf-8")
+
+
+def work(jobs: Iterable[str], out: TextIO) -> None:
+    """A line of answers for each line of ``jobs``, at once."""
+    for line in jobs:
+        job = json.loads(line)
+        answers = asyncio.run(drive(job["url"], sessions_of(job), job["concurrency"]))
+        print(json.dumps([asdict(answer) for answer in answers]), file=out, flush=True)
+
+
+def main() -> int:
+    # What upstream's client prints is no answer: it goes to the log.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    importlib.import_module("sglang.benchmark.serving")
+    work(sys.stdin, out)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -9,8 +9,9 @@ import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sglang_fork.bench import machine, record, routing, stats
+from sglang_fork.bench import machine, record, routing, slices, stats
 from sglang_fork.bench.job import Job, measurement
+from sglang_fork.bench.slot_lists import slot_lists
 from sglang_fork.paths import ROOT, state_dir
 
 CARD = f"{record.PLUMBING}: no GPU"
@@ -42,6 +43,15 @@ def alternate(arms: Mapping[str, Callable[[], object]], rounds: int, replays: in
     return samples
 
 
+def arms_of(job: Job, rank: slices.Slice) -> list[str]:
+    """The arms that a GPU would run, by the slots that the slice knows the bytes of."""
+    if not job.server_args.get("enable_nvidia_megakernel"):
+        return ["stock"]
+    bound = [slot for slot in rank.parts if not job.slots or slot in job.slots.split(",")]
+    parts = slot_lists(dict.fromkeys(bound, ()), bound, job.lists)
+    return ["stock", "mega", *(f"mega:{','.join(part)}" for part in parts)]
+
+
 def run(job: Job, out: Path) -> list[record.Measurement]:
     """Every case of ``job`` around the stand-in; the lines, appended to ``out``."""
     rank = job.slice()
@@ -53,7 +63,7 @@ def run(job: Job, out: Path) -> list[record.Measurement]:
                 case, layers=rank.moe_layers, rows=rows, experts=rank.experts, top_k=rank.top_k
             )
             whole, layers = rank.step_bytes(sum(drawn.distinct(i) for i in range(rank.moe_layers)))
-            arms = ("stock", "mega") if job.server_args.get("enable_nvidia_megakernel") else ("stock",)
+            arms = arms_of(job, rank)
             parts = {"full": whole, "layers": layers}
             runs = {f"{arm}:{part}": stand_in(n) for arm in arms for part, n in parts.items()}
             samples = alternate(runs, job.rounds, job.replays)

@@ -8,21 +8,21 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_fork import env, memory, preset
 from sglang_fork.bench import dummy, machine, plumbing, served, stats, traffic
+from sglang_fork.bench.client import Client
 from sglang_fork.bench.load import Answer
 from sglang_fork.bench.record import PLUMBING
 from sglang_fork.commands.demo import free_port
@@ -140,12 +140,12 @@ def run(args: argparse.Namespace, results: Path, tree: str) -> int:
     steps: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     lines: list[served.Served] = []
     failed: list[str] = []
-    with ending_on_sigterm():
+    with ending_on_sigterm(), Client() as client:
         for arm in (arm for arms in stats.balanced(plan.arms, plan.rounds) for arm in arms):
             with said(failed, f"{arm}'s server"), launched(plan, arm) as (url, model):
                 for users in plan.concurrencies:
                     with said(failed, f"{arm} at {users} users"):
-                        got, counted = measured(plan, url, model, users)
+                        got, counted = measured(plan, client, url, model, users)
                         steps[arm, users] += counted
                         facts = facts_of(plan, arm, users, served.coverage(steps[arm, users]), tree)
                         lines.append(served.summary([*runs[arm, users], got], facts))
@@ -225,7 +225,9 @@ def configuration(plan: Plan) -> dict[str, Any]:
     return memory.config(chosen.weights.config)
 
 
-def measured(plan: Plan, url: str, model: Path, users: int) -> tuple[list[Answer], Counter[str]]:
+def measured(
+    plan: Plan, client: Client, url: str, model: Path, users: int
+) -> tuple[list[Answer], Counter[str]]:
     """A warm-up, then the run: the client's answers and the steps that the server counted."""
     if plan.trace:
         sessions = traffic.read_trace(plan.trace)
@@ -238,10 +240,10 @@ def measured(plan: Plan, url: str, model: Path, users: int) -> tuple[list[Answer
             seed=users,
         )
     warm = [tuple(traffic.Turn(turn.prompt, 4) for turn in session) for session in sessions[:users]]
-    ask(url, warm, users)
+    client.ask(url, warm, users)
     _post(f"{url}/flush_cache")
     before = _metrics(url)
-    answers = ask(url, sessions, users)
+    answers = client.ask(url, sessions, users)
     return answers, served.steps(before, _metrics(url))
 
 
@@ -254,25 +256,6 @@ def vocabulary(plan: Plan, model: Path) -> int:
         else memory.config(preset.load(plan.preset).weights.config)
     )
     return int(known.get("text_config", known)["vocab_size"])
-
-
-def ask(url: str, sessions: Sequence[traffic.Session], users: int) -> list[Answer]:
-    """The answers to ``sessions``, by the client in the built environment."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        job, out = Path(folder) / "job.json", Path(folder) / "answers.json"
-        turns = [[asdict(turn) for turn in session] for session in sessions]
-        job.write_text(json.dumps({"url": url, "concurrency": users, "sessions": turns}))
-        profile = env.built_profile() or "cuda"
-        done = subprocess.run(
-            [str(env.venv_python(profile)), "-P", "-m", "sglang_fork.bench.load", str(job), str(out)],
-            env=os.environ | env.process_env(profile) | machine.tool_path() | {"NO_PROXY": "127.0.0.1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise ForkError(f"the client failed:\n{done.stderr[-2000:]}", code=1)
-        return [Answer(**{**a, "itl_s": tuple(a["itl_s"])}) for a in json.loads(out.read_text())]
 
 
 def facts_of(plan: Plan, arm: str, users: int, share: float, tree: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,9 @@ NVFP4_IGNORE = (
     "*mlp.gate",
     "*shared_expert_gate*",
 )
+# FP8 checkpoints quantise in blocks of this many rows and columns, a float scale each.
+FP8_BLOCK = 128
+FP8_BYTES = 1 + 4 / FP8_BLOCK**2
 # nvfp4-fp8: NVFP4 experts, and FP8 with static scales for what else is quantised.
 WEIGHTS = ("bf16", "fp8", "nvfp4", "nvfp4-fp8", "mxfp4")
 
@@ -51,7 +54,7 @@ class Slice:
 def bytes_per_weight(weights: str) -> float:
     """Bytes an expert's weight, block scales included. Raises ``ForkError`` for an unknown format."""
     nvfp4 = 0.5 + 1 / 16
-    table = {"bf16": 2.0, "fp8": 1.0, "nvfp4": nvfp4, "nvfp4-fp8": nvfp4, "mxfp4": 0.5 + 1 / 32}
+    table = {"bf16": 2.0, "fp8": FP8_BYTES, "nvfp4": nvfp4, "nvfp4-fp8": nvfp4, "mxfp4": 0.5 + 1 / 32}
     if weights not in table:
         raise ForkError(f"weight format {weights!r} is not one of {', '.join(WEIGHTS)}")
     return table[weights]
@@ -67,6 +70,17 @@ def whole_groups(layers: int, multiple: int, family: str) -> int:
     if layers < multiple or layers % multiple:
         raise ForkError(f"{family} slices have a multiple of {multiple} layers, not {layers}")
     return layers
+
+
+def block_fp8(plain: Sequence[str]) -> dict[str, Any]:
+    """The quantisation config of an FP8 checkpoint with block scales; the modules ``plain`` stay BF16."""
+    return {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+        "modules_to_not_convert": list(plain),
+    }
 
 
 def modelopt_nvfp4(ignore: tuple[str, ...]) -> dict[str, Any]:

@@ -14,9 +14,11 @@ from typing import Any
 
 from sglang_fork.bench import deepseek_v41_slice, kimi_k3_slice
 from sglang_fork.bench.shapes import (
+    FP8_BYTES,
     NVFP4_IGNORE,
     WEIGHTS,
     Slice,
+    block_fp8,
     bytes_per_weight,
     modelopt_mixed,
     modelopt_nvfp4,
@@ -65,8 +67,10 @@ def qwen3_5(production: dict[str, Any], tp: int, layers: int, weights: str) -> S
         config["quantization_config"] = modelopt_nvfp4(NVFP4_IGNORE)
     elif weights == "nvfp4-fp8":
         config["quantization_config"] = modelopt_mixed(_qwen3_5_formats(config["layer_types"]))
+    elif weights == "fp8":
+        config["quantization_config"] = block_fp8(_qwen3_5_plain(config["layer_types"]))
     elif weights != "bf16":
-        raise ForkError(f"a Qwen3.5 slice has bf16, nvfp4 or nvfp4-fp8 weights, not {weights}")
+        raise ForkError(f"a Qwen3.5 slice has bf16, fp8, nvfp4 or nvfp4-fp8 weights, not {weights}")
     k_dim, v_dim = production["linear_key_head_dim"], production["linear_value_head_dim"]
     gdn = hidden * (2 * k_heads * k_dim + 2 * v_heads * v_dim + 2 * v_heads) + v_heads * v_dim * hidden
     attention = hidden * head * (2 * q_heads + 2 * kv_heads) + q_heads * head * hidden
@@ -78,8 +82,9 @@ def qwen3_5(production: dict[str, Any], tp: int, layers: int, weights: str) -> S
         "attention": 2 * full * attention,
         "moe": 2 * layers * (gates + expert),
     }
-    if weights == "nvfp4-fp8":  # in_proj_ba, router and shared gate stay BF16
-        dense -= layers * expert + (layers - full) * (gdn - 2 * hidden * v_heads) + full * attention
+    if weights in ("fp8", "nvfp4-fp8"):  # in_proj_ba, router and shared gate stay BF16
+        eight_bit = layers * expert + (layers - full) * (gdn - 2 * hidden * v_heads) + full * attention
+        dense -= round(eight_bit * (2 - (FP8_BYTES if weights == "fp8" else 1)))
     return Slice(
         family="qwen3_5",
         name="whole" if tp == 1 and layers == production["num_hidden_layers"] else f"tp{tp}",
@@ -108,6 +113,23 @@ def _qwen3_5_formats(layer_types: list[str]) -> dict[str, str]:
         formats |= {f"model.layers.{index}.{name}": "FP8" for name in (*mixers[kind], *shared)}
         formats[f"model.layers.{index}.mlp.experts"] = "NVFP4"
     return formats
+
+
+def _qwen3_5_plain(layer_types: list[str]) -> list[str]:
+    """Modules of an FP8 checkpoint that stay BF16: routers, gates and GatedDeltaNet's decay and beta."""
+    names = ["lm_head", "model.embed_tokens"]
+    for index, kind in enumerate(layer_types):
+        parts = ["mlp.gate", "mlp.shared_expert_gate"]
+        if kind == "linear_attention":
+            parts += [f"linear_attn.{part}" for part in ("in_proj_ba", "in_proj_a", "in_proj_b", "conv1d")]
+        names += [f"model.layers.{index}.{part}" for part in parts]
+    return names
+
+
+def _glm_plain(layers: int) -> list[str]:
+    """Modules of an FP8 checkpoint that stay BF16: head, routers and the indexer's weights of its heads."""
+    parts = ("mlp.gate", "self_attn.indexer.weights_proj")
+    return ["lm_head", *(f"model.layers.{index}.{part}" for index in range(layers) for part in parts)]
 
 
 def glm(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice:
@@ -150,8 +172,10 @@ def glm(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice
     }
     if weights == "nvfp4":
         config["quantization_config"] = modelopt_nvfp4((*NVFP4_IGNORE, "*layers.0.mlp*"))
+    elif weights == "fp8":
+        config["quantization_config"] = block_fp8(_glm_plain(layers))
     elif weights != "bf16":
-        raise ForkError(f"a GLM slice has bf16 or nvfp4 experts, not {weights}")
+        raise ForkError(f"a GLM slice has bf16, fp8 or nvfp4 weights, not {weights}")
     absorbed = heads * (nope * kv_lora + v_dim * kv_lora)
     attention = (
         hidden * (q_lora + kv_lora + rope)
@@ -161,7 +185,13 @@ def glm(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice
     )
     index_heads, index_dim = production["index_n_heads"], production["index_head_dim"]
     index = q_lora * index_heads * index_dim + hidden * (index_dim + index_heads)
-    moe = hidden * production["n_routed_experts"] + 3 * hidden * width * production["n_shared_experts"]
+    router, shared = (
+        hidden * production["n_routed_experts"],
+        3 * hidden * width * production["n_shared_experts"],
+    )
+    eight_bit = layers * attention + 3 * hidden * dense_width + (layers - 1) * shared
+    eight_bit += indexer.count("full") * (index - hidden * index_heads)
+    plain = (layers - 1) * router + indexer.count("full") * hidden * index_heads
     return Slice(
         family="glm_moe_dsa",
         name=f"tp{tp}",
@@ -172,10 +202,7 @@ def glm(production: dict[str, Any], tp: int, layers: int, weights: str) -> Slice
         top_k=production["num_experts_per_tok"],
         moe_layers=layers - 1,
         expert_bytes=round(3 * hidden * width * bytes_per_weight(weights)),
-        dense_bytes=2
-        * (
-            layers * attention + indexer.count("full") * index + 3 * hidden * dense_width + (layers - 1) * moe
-        ),
+        dense_bytes=round(eight_bit * (FP8_BYTES if weights == "fp8" else 2)) + 2 * plain,
         head_bytes=2 * hidden * vocab,
     )
 

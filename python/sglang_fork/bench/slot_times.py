@@ -60,7 +60,8 @@ def slot_times(
         if arm != "mega" or not slots or stock is None:
             continue
         micros, gone, new = replaced(stock, line)
-        weight = (bytes_of or {}).get((slots, line.rows, line.routing), 0)
+        parts = [(bytes_of or {}).get((slot, line.rows, line.routing), 0) for slot in slots.split(",")]
+        weight = sum(parts) if all(parts) else 0
         out.append(
             SlotTime(
                 family=line.family,

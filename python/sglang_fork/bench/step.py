@@ -40,6 +40,8 @@ POOL_TOKENS = 65536
 SLOW = 60.0
 # Seconds for what a stopped worker had launched to end.
 SETTLE = 0.3
+SLOTS = "SGLANG_NVIDIA_MEGAKERNEL_SLOTS"
+MEGAKERNEL = "enable_nvidia_megakernel"
 OWN_ROUTING = "the router chose for itself"
 
 
@@ -168,14 +170,23 @@ def measure(jobs: Sequence[Job], out: Path, lock: Path | None = None) -> int:
                 _time(started[-1], out)
         except Exception:
             failed += 1
-            print(f"{job.family} {job.weights} {job.mode} x{job.width}: failed", flush=True)
+            print(f"{_named(job)}: failed", flush=True)
             traceback.print_exc()
     # Last: an attached profiler slows every later replay. Its lines supersede those without kernels.
     for one in started:
         if one.job.profile and one.timed:
-            with alone(lock):
-                _profile(one, out)
+            try:
+                with alone(lock):
+                    _profile(one, out)
+            except Exception:
+                failed += 1
+                print(f"{_named(one.job)}: not profiled", flush=True)
+                traceback.print_exc()
     return failed
+
+
+def _named(job: Job) -> str:
+    return f"{job.family} {job.weights} {job.mode} x{job.width}"
 
 
 def compiler_seconds() -> float:
@@ -202,7 +213,7 @@ def _start(job: Job, facts: dict[str, Any]) -> Started:
     began, compiled = time.monotonic(), compiler_seconds()
     with tempfile.TemporaryDirectory(prefix="slice-") as folder:
         (Path(folder) / "config.json").write_text(slices.to_json(rank.config), encoding="utf-8")
-        runner = engine.start(server_arguments(job, Path(folder)))
+        runner = _runner(job, Path(folder))
         loaded = time.monotonic()
         if job.tune:
             tune_experts(job, rank, runner.model)
@@ -215,6 +226,35 @@ def _start(job: Job, facts: dict[str, Any]) -> Started:
         flush=True,
     )
     return Started(job, rank, runner, arms, graphs, chosen, facts)
+
+
+def _runner(job: Job, folder: Path) -> Any:
+    """The job's model runner; where SGLang refuses its megakernel, stock's alone, the refusal printed."""
+    from sglang_fork.bench import engine
+
+    arguments = server_arguments(job, folder)
+    with slots_chosen(job.slots):
+        try:
+            return engine.start(arguments)
+        except Exception as error:
+            if not arguments.pop(MEGAKERNEL, None):
+                raise
+            print(f"{_named(job)}: stock alone, since with the megakernel: {error}", flush=True)
+    return engine.start(arguments)
+
+
+@contextmanager
+def slots_chosen(slots: str) -> Iterator[None]:
+    """The slot list of what starts in the body; an empty one leaves the environment's."""
+    before = os.environ.get(SLOTS)
+    if slots:
+        os.environ[SLOTS] = slots
+    try:
+        yield
+    finally:
+        if slots:
+            os.environ.pop(SLOTS)
+            os.environ.update({SLOTS: before} if before is not None else {})
 
 
 def tune_experts(job: Job, rank: slices.Slice, model: Any) -> None:

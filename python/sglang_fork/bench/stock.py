@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stock SGLang is given on Hopper, family by family: verify widths, KV cache and its best backends.
+"""What stock SGLang is given on Hopper, family by family: verify widths, KV cache and its best backends, and
+the slots that have a kernel there.
 
 A baseline is only worth beating at its best, and the reader must know what it ran: each ``note`` goes into
 the result's line.
@@ -15,7 +16,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Baseline:
     """``width`` is the rows a request in a verify step (0: the family serves no verify), ``context`` the
-    tokens before the step."""
+    tokens before the step, ``slots`` every slot with a kernel, opt-in ones too (empty: none)."""
 
     width: int
     kv: str
@@ -23,13 +24,19 @@ class Baseline:
     weights: str
     server_args: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    slots: str = ""
 
 
 BASELINES = {
-    "qwen3_5": Baseline(width=7, kv="bf16", context=1024, weights="bf16"),
+    "qwen3_5": Baseline(width=7, kv="bf16", context=1024, weights="bf16", slots="gdn,attention,moe"),
     # 4096 tokens, so that 2048 are selected.
     "glm_moe_dsa": Baseline(
-        width=4, kv="fp8_e4m3", context=4096, weights="bf16", note="attention by FlashMLA on an FP8 KV cache"
+        width=4,
+        kv="fp8_e4m3",
+        context=4096,
+        weights="bf16",
+        note="attention by FlashMLA on an FP8 KV cache",
+        slots="sparse_mla",
     ),
     # 4096 tokens, so that 512 are selected.
     "deepseek_v41": Baseline(
@@ -42,6 +49,7 @@ BASELINES = {
             "experts by Marlin: FlashInfer's kernels need a multiple of 128 rows an expert, a rank has 576; "
             "Engram tables on the card and 64 times smaller than the checkpoint's"
         ),
+        slots="mhc",
     ),
     "kimi_k3": Baseline(
         width=0,

@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kernels = parts.add_parser("kernels", help="each slot against what it replaces and its byte floor")
     kernels.add_argument("preset", help="whose model and rank count to slice")
     kernels.add_argument("--requests", default="1,8", help="batch sizes, comma-separated (default 1,8)")
+    kernels.add_argument("--slots", help="the slots to measure (default: every one with a kernel)")
     kernels.add_argument("--whole", action="store_true", help="the whole model on one GPU, no slice")
     kernels.add_argument("--server-args", default="{}", help="JSON of further SGLang arguments")
     kernels.add_argument("--out", type=Path, default=RESULTS / "kernels.jsonl", help="file of the lines")
@@ -175,7 +176,7 @@ def _step(args: argparse.Namespace) -> int:
     print(describe(job))
     if args.dry_run:
         return 0
-    return _work(job, args.out, args.slots)
+    return _work(job, args.out)
 
 
 def _kernels(args: argparse.Namespace) -> int:
@@ -183,11 +184,16 @@ def _kernels(args: argparse.Namespace) -> int:
     words += ["--server-args", args.server_args, *(["--whole"] if args.whole else [])]
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    job = replace(job_of(parser.parse_args(words)), lists="alone")
+    job = job_of(parser.parse_args(words))
+    if not (slots := args.slots or baseline(job.family).slots):
+        raise ForkError(
+            f"no slot of {job.family} has a kernel", f"./sglang.sh bench step {job.preset} --stock-only"
+        )
+    job = replace(job, lists="alone", slots=slots)
     print(describe(job))
     if args.dry_run:
         return 0
-    code = _work(job, args.out, None)
+    code = _work(job, args.out)
     if args.out.is_file():
         print(slot_times.table(slot_times.slot_times(record.load([args.out]), slot_bytes(job))))
     return code
@@ -209,7 +215,7 @@ def slot_bytes(job: Job) -> dict[tuple[str, int, str], int]:
     return out
 
 
-def _work(job: Job, out: Path, slots: str | None) -> int:
+def _work(job: Job, out: Path) -> int:
     """Run the worker; without a GPU the plumbing, into a file of its own."""
     if not driver_present():
         out = plumbing.file_of(out)
@@ -217,10 +223,7 @@ def _work(job: Job, out: Path, slots: str | None) -> int:
         print(report.table(plumbing.run(job, out)))
         print(f"lines: {out}")
         return 0
-    environment = os.environ | process_env(built_profile() or "cuda")
-    if slots is not None:
-        environment["SGLANG_NVIDIA_MEGAKERNEL_SLOTS"] = slots
-    environment |= machine.tool_path()
+    environment = os.environ | process_env(built_profile() or "cuda") | machine.tool_path()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spec = Path(folder) / "job.json"
         write_jobs(spec, [job])

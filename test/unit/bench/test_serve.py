@@ -2,13 +2,16 @@
 """Serving runs: what is sent, what the answers amount to, and which runs are void."""
 
 import contextlib
+import dataclasses
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from sglang_fork import cli, memory
-from sglang_fork.bench import dummy, serve, served, traffic
+from sglang_fork.bench import client, dummy, load, serve, served, traffic
 from sglang_fork.bench.load import Answer
 from sglang_fork.errors import ForkError
 
@@ -233,7 +236,8 @@ class Servers:
         self.started, self.sent, self.broken, self.loops, self.counted = [], [], broken, loops, {}
         monkeypatch.setattr(serve.env, "driver_present", lambda: True)
         monkeypatch.setattr(serve.machine, "card", lambda: "NVIDIA H200")
-        for name in ("launched", "ask", "_metrics"):
+        monkeypatch.setattr(serve, "Client", lambda: contextlib.nullcontext(self))
+        for name in ("launched", "_metrics"):
             monkeypatch.setattr(serve, name, getattr(self, name.strip("_")))
         monkeypatch.setattr(serve, "_post", lambda url: self.sent.append((url,)))
 
@@ -300,6 +304,44 @@ def test_a_trace_is_replayed_turn_by_turn_in_every_arm(monkeypatch, tmp_path):
     runs = [sent for sent in servers.sent if sent[1:] == (1, 6, 8)]
     assert [url for url, *_ in runs] == ["http://stock", "http://mega", "http://mega", "http://stock"]
     assert {m.trace for m in served.load([tmp_path / "s.jsonl"])} == {"trace.jsonl"}
+
+
+SPEAKS = """
+import json, sys
+for line in sys.stdin:
+    job = json.loads(line)
+    if job["concurrency"] == 9:
+        sys.exit("out of ports")
+    turns = [turn for session in job["sessions"] for turn in session]
+    print(json.dumps([{**ANSWER, "text": f"{job['url']} {turn['prompt']}"} for turn in turns]), flush=True)
+"""
+
+
+def test_one_client_process_is_asked_many_times_and_started_again_after_it_died(monkeypatch):
+    spoken = SPEAKS.replace("ANSWER", repr(dataclasses.asdict(answer())))
+    monkeypatch.setattr(client, "command", lambda: [sys.executable, "-c", spoken])
+    talk = [(traffic.Turn("a", 4), traffic.Turn("b", 4)), (traffic.Turn((1, 2), 4),)]
+    with client.Client() as asked:
+        first = asked._process
+        assert [a.text for a in asked.ask("u", talk, 1)] == ["u a", "u b", "u [1, 2]"]
+        assert asked.ask("v", talk[:1], 2)[0] == answer(text="v a") and asked._process is first
+        with pytest.raises(ForkError, match="the client failed:\nout of ports"):
+            asked.ask("u", talk, 9)
+        assert asked.ask("w", talk[1:], 1)[0].text == "w [1, 2]" and asked._process is not first
+    assert asked._process.poll() is not None
+
+
+def test_the_client_answers_each_job_at_once(monkeypatch):
+    async def drive(url, sessions, concurrency):
+        return [answer(text=f"{url} {concurrency} {turn.prompt}") for turn in sessions[0]]
+
+    monkeypatch.setattr(load, "drive", drive)
+    job = {"url": "u", "concurrency": 2, "sessions": [[{"prompt": [1, 2], "output_len": 4}]]}
+    out = io.StringIO()
+    load.work([json.dumps(job), json.dumps({**job, "url": "v"})], out)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line[0]["text"] for line in lines] == ["u 2 (1, 2)", "v 2 (1, 2)"]
+    assert load.Answer(**{**lines[0][0], "itl_s": tuple(lines[0][0]["itl_s"])}).tpot_s == answer().tpot_s
 
 
 def test_emulated_kernels_give_the_plumbing_its_second_arm():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank slices have the shapes that one rank holds; routing is seeded, distinct and imposed by weights."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -70,6 +71,26 @@ def test_qwen_fp8_projections_halve_their_bytes():
     assert "model.layers.3.linear_attn.out_proj" not in formats
 
 
+def test_fp8_slices_hold_a_byte_a_weight_and_a_scale_a_block():
+    plain = slices.build("qwen3_5", QWEN, tp=8, layers=24, weights="bf16")
+    rank = slices.build("qwen3_5", QWEN, tp=8, layers=24, weights="fp8")
+    assert rank.expert_bytes == 3 * 128 * 4096 + 3 * 32 * 4
+    blocks = 4096 * (18 * (2560 + 1024) + 6 * (2560 + 1024) + 24 * 3 * 128)
+    assert plain.dense_bytes - rank.dense_bytes == blocks - 4 * blocks // 128**2
+    config = rank.config["quantization_config"]
+    assert config["weight_block_size"] == [128, 128]
+    assert "model.layers.3.linear_attn.in_proj_ba" not in config["modules_to_not_convert"]
+    assert {"model.layers.2.linear_attn.in_proj_ba", "model.layers.3.mlp.gate"} <= set(
+        config["modules_to_not_convert"]
+    )
+    glm = [slices.build("glm_moe_dsa", GLM, tp=8, layers=24, weights=w) for w in ("bf16", "fp8")]
+    # Routers of 23 layers and the index heads' weights of 6 stay at two bytes.
+    stays = 2 * (23 * 6144 * 256 + 6 * 6144 * 32)
+    ratio = (glm[1].dense_bytes - stays) / (glm[0].dense_bytes - stays)
+    assert ratio == pytest.approx((1 + 4 / 128**2) / 2)
+    assert glm[1].expert_bytes == 3 * 6144 * 256 + 3 * 6144 * 256 * 4 // 128**2
+
+
 def test_kimi_slice_has_the_tp8_rank_shapes():
     rank = slices.build("kimi_k3", KIMI, tp=8, layers=24, weights="mxfp4")
     config = rank.config
@@ -121,7 +142,7 @@ def test_whole_is_the_whole_model():
     [
         ("qwen3_5", QWEN, {"tp": 3}, "does not divide over 3 ranks"),
         ("qwen3_5", QWEN, {"layers": 10}, "a multiple of 4 layers"),
-        ("qwen3_5", QWEN, {"weights": "mxfp4"}, "bf16, nvfp4 or nvfp4-fp8"),
+        ("qwen3_5", QWEN, {"weights": "mxfp4"}, "bf16, fp8, nvfp4 or nvfp4-fp8"),
         ("glm_moe_dsa", GLM, {"layers": 1}, "at least 2 layers"),
         ("kimi_k3", KIMI, {"layers": 6}, "a multiple of 4 layers"),
         ("kimi_k3", KIMI, {"weights": "nvfp4"}, "bf16 or mxfp4"),
@@ -346,3 +367,67 @@ time.sleep(0.3)
     )
     assert done.returncode == 0 and 1 <= done.stderr.count("in compiling") <= 6
     assert done.stderr.count("most recent call first") == done.stderr.count("in compiling")
+
+
+def test_a_refused_megakernel_leaves_stocks_measurement(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("torch")
+    from sglang_fork.bench import engine, step
+    from sglang_fork.bench.job import Job
+
+    asked = []
+
+    def start(arguments):
+        asked.append((arguments.get(step.MEGAKERNEL), os.environ.get(step.SLOTS)))
+        if arguments.get(step.MEGAKERNEL):
+            raise ValueError("verify steps have no kernel")
+        return "runner"
+
+    monkeypatch.setattr(engine, "start", start)
+    monkeypatch.setenv(step.SLOTS, "gdn")
+    job = Job("p", "qwen3_5", QWEN, 8, 4, "bf16", "bf16", "decode", 1, (1,), 64, slots="gdn,moe",
+              server_args={step.MEGAKERNEL: True})  # fmt: skip
+    assert step._runner(job, tmp_path) == "runner"
+    assert asked == [(True, "gdn,moe"), (None, "gdn")], "the slot list is the job's while it starts"
+    assert "stock alone, since with the megakernel: verify steps have no kernel" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no memory"):
+        monkeypatch.setattr(engine, "start", lambda arguments: (_ for _ in ()).throw(ValueError("no memory")))
+        step._runner(job, tmp_path)
+
+
+def test_a_job_or_a_profile_that_fails_leaves_the_others(monkeypatch, tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    from sglang_fork.bench import engine, step, timing
+    from sglang_fork.bench.job import Job
+
+    jobs = [
+        Job(name, "qwen3_5", QWEN, 8, 4, "bf16", "bf16", "decode", 1, (1,), 64)
+        for name in ("a", "b", "c", "d")
+    ]
+    done = []
+
+    def begin(job, facts):
+        if job.preset == "a":
+            raise RuntimeError("does not start")
+        return step.Started(job, job.slice(), None, {}, None, {}, facts)
+
+    def time_it(one, out):
+        done.append(one.job.preset)
+        one.timed.append((1, "independent", []))
+
+    def profile(one, out):
+        done.append(f"profile {one.job.preset}")
+        if one.job.preset == "b":
+            raise RuntimeError("profiler")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(step, "versions", dict)
+    monkeypatch.setattr(step, "telling_where", contextlib.nullcontext)
+    monkeypatch.setattr(engine.Weights, "install", lambda self: None)
+    monkeypatch.setattr(timing, "bandwidth", lambda: (4.0, 4.1))
+    for name, stand_in in (("_start", begin), ("_time", time_it), ("_profile", profile)):
+        monkeypatch.setattr(step, name, stand_in)
+    assert step.measure(jobs, tmp_path / "out.jsonl") == 2
+    assert done == ["b", "c", "d", "profile b", "profile c", "profile d"]
+    shown = capsys.readouterr().out
+    assert "qwen3_5 bf16 decode x1: failed" in shown and "qwen3_5 bf16 decode x1: not profiled" in shown

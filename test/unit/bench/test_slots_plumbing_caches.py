@@ -3,13 +3,17 @@
 
 import importlib.util
 import tarfile
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from sglang_fork import cli
+from sglang_fork import cli, paths, preset
 from sglang_fork.bench import caches, plumbing, record, report, slot_times
+from sglang_fork.bench.slices import BUILDERS
+from sglang_fork.bench.slot_lists import slot_lists
+from sglang_fork.bench.stock import baseline
 from sglang_fork.commands import bench
 from sglang_fork.errors import ForkError
 
@@ -17,32 +21,32 @@ _spec = importlib.util.spec_from_file_location("lines", Path(__file__).with_name
 _lines = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_lines)
 line = _lines.line
-
-
-def slots(**needs):
-    return {name: SimpleNamespace(needs=tuple(others)) for name, others in needs.items()}
+SLICED = [name for name in preset.names() if preset.load(name).family in BUILDERS]
 
 
 def test_slot_lists_leave_out_or_keep_each_slot_with_what_it_needs():
-    engine = pytest.importorskip("sglang_fork.bench.engine")
-    table = slots(gdn=(), attention=(), moe=())
+    table = {"gdn": (), "attention": (), "moe": ()}
     names = list(table)
-    assert engine.slot_lists(table, names, "alone") == [("gdn",), ("attention",), ("moe",)]
-    assert engine.slot_lists(table, names, "without") == [
+    assert slot_lists(table, names, "alone") == [("gdn",), ("attention",), ("moe",)]
+    assert slot_lists(table, names, "without") == [
         ("attention", "moe"),
         ("gdn", "moe"),
         ("gdn", "attention"),
     ]
-    assert engine.slot_lists(table, names, "") == []
-    needy = slots(route=(), mkm=("route",), hop=())
-    assert engine.slot_lists(needy, list(needy), "alone") == [("route",), ("route", "mkm"), ("hop",)]
-    assert engine.slot_lists(needy, list(needy), "without") == [("hop",), ("route", "hop"), ("route", "mkm")]
+    assert slot_lists(table, names, "") == []
+    needy = {"route": (), "mkm": ("route",), "hop": ()}
+    assert slot_lists(needy, list(needy), "alone") == [("route",), ("route", "mkm"), ("hop",)]
+    assert slot_lists(needy, list(needy), "without") == [("hop",), ("route", "hop"), ("route", "mkm")]
+    assert slot_lists(table, ["moe"], "alone") == [], "the megakernel itself"
 
 
 def test_an_arm_of_some_slots_runs_only_their_kernels_and_leaves_the_others_in_place():
     engine = pytest.importorskip("sglang_fork.bench.engine")
     kernels = {1: {("gdn", 7): "a", ("moe", 8): "b"}}
-    built = SimpleNamespace(slots=slots(gdn=(), attention=(), moe=()), kernels_by_width=kernels)
+    built = SimpleNamespace(
+        slots={name: SimpleNamespace(needs=()) for name in ("gdn", "attention", "moe")},
+        kernels_by_width=kernels,
+    )
     seen = []
 
     class Model:
@@ -78,6 +82,13 @@ def test_a_slots_time_is_what_it_replaces_less_what_the_step_became_faster():
     assert got.floor_us == pytest.approx(250) and got.ratio == pytest.approx(948 / 458)
     assert "| 948 | 458 | 2.07 | 3.0 to 1.0 | 250 | 55% |" in slot_times.table([got])
     assert slot_times.slot_times([stock, line(arm="mega", kernels={"x": [1.0, 1.0]})]) == []
+    both = line(**{**asdict(moe), "slots": "gdn,moe"})
+    table = {("moe", 1, "independent"): 1_050_000_000, ("gdn", 1, "independent"): 2_100_000_000}
+    assert slot_times.slot_times([stock, both], table)[0].floor_us == pytest.approx(750), (
+        "a list's bytes add up"
+    )
+    del table["gdn", 1, "independent"]
+    assert slot_times.slot_times([stock, both], table)[0].floor_us == 0, "or are not known"
 
 
 def test_a_slots_bytes_add_up_to_the_layers():
@@ -88,6 +99,44 @@ def test_a_slots_bytes_add_up_to_the_layers():
     for case in job.cases:
         assert sum(n for (_, _, c), n in got.items() if c == case) > rank.dense_bytes
     assert sum(rank.parts.values()) == rank.dense_bytes
+
+
+def parsed(*words):
+    parser = cli.Parser(prog="bench")
+    bench.add_arguments(parser)
+    return parser.parse_args(list(words))
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_every_sliced_preset_says_what_its_kernels_are(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "driver_present", lambda: False)
+    words = ["bench", "kernels", name, "--requests", "1", "--out", str(tmp_path / "lines.jsonl")]
+    family = preset.load(name).family
+    if family == "kimi_k3":
+        assert cli.main(words) == 2 and "no slot of kimi_k3 has a kernel" in capsys.readouterr().err
+        return
+    assert cli.main(words) == 0
+    lines = list(record.load([tmp_path / "plumbing-lines.jsonl"]))
+    assert baseline(family).slots in {one.slots for one in lines if one.arm == "mega"}
+    if family == "qwen3_5":
+        assert {one.slots for one in lines} >= {"", "gdn", "attention", "moe"}
+
+
+def test_ablation_measures_each_list_without_one_slot(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "driver_present", lambda: False)
+    words = ["step", "Qwen3.5-35B-A3B", "--whole", "--ablate", "--requests", "1", "--routing", "correlated"]
+    assert cli.main(["bench", *words, "--out", str(tmp_path / "a.jsonl")]) == 0
+    lines = list(record.load([tmp_path / "plumbing-a.jsonl"]))
+    assert [one.slots for one in lines] == ["", "", "attention,moe", "gdn,moe", "gdn,attention"]
+    assert len(report.ablations(lines)) == 1
+
+
+def test_the_slots_with_a_kernel_are_the_families_own():
+    """What ``bench kernels`` engages unless told otherwise, against the tables of the tree."""
+    for family, folder in (("glm_moe_dsa", "glm_moe_dsa"), ("deepseek_v41", "deepseek_v4")):
+        text = (paths.ROOT / f"python/sglang/srt/mega/models/{folder}/slots.py").read_text()
+        assert f'KERNELS = frozenset({{"{baseline(family).slots}"}})' in text
+    assert "KERNELS" not in (paths.ROOT / "python/sglang/srt/mega/models/qwen3_5/slots.py").read_text()
 
 
 @pytest.mark.parametrize("words", [["step"], ["kernels"]])
