@@ -47,7 +47,7 @@ class Machine:
         python = venv / "bin" / "python"
         python.write_text(
             "#!/usr/bin/env bash\n"
-            f'if [[ $1 == -c ]]; then exec "{sys.executable}" "$@"; fi\n'
+            f'if [[ $1 == -c || $1 == */demo_client.py ]]; then exec "{sys.executable}" "$@"; fi\n'
             f'if [[ $1 == */probe.py ]]; then cat "{self.folder}/probe.json"; exit; fi\n'
             f'echo "program: $*"; shift; exec "{sys.executable}" "{FAKE}" "$@"\n'
         )

@@ -34,6 +34,25 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.answer(404, {})
 
+    def do_POST(self) -> None:
+        """A completion as a stream: the prompt's words backwards, one a token."""
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.path == "/v1/completions" and asked["stream"] and asked["model"] == "fake"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for word in reversed(asked["prompt"].split()):
+            self.event({"choices": [{"index": 0, "text": f" {word}", "finish_reason": None}]})
+        count = asked["max_tokens"]
+        self.event(
+            {"choices": [], "usage": {"completion_tokens": count, "prompt_tokens": 1, "total_tokens": 1}}
+        )
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def event(self, body: dict) -> None:
+        chunk = {"id": "x", "object": "text_completion", "created": 0, "model": "fake", **body}
+        self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+
     def answer(self, status: int, body: object) -> None:
         data = json.dumps(body).encode()
         self.send_response(status)

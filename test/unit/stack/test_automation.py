@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -20,7 +21,12 @@ CALL = re.compile(r"\./sglang\.sh ([a-z-]+)((?: [\w./-]+)*)")
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
 def test_calls_parse(path: Path) -> None:
-    calls = CALL.findall(path.read_text())
+    require_calls_parse(path.read_text())
+
+
+def require_calls_parse(text: str) -> None:
+    """The tool's own parser takes every call of it; one that it does not know is a ForkError."""
+    calls = CALL.findall(text)
     assert calls
     for name, arguments in calls:
         assert name in command_names()
@@ -149,6 +155,37 @@ def test_both_images_stand_on_one_base_named_by_its_digest() -> None:
         assert re.search(r"^USER 10001:10001$", text, re.MULTILINE) and "HEALTHCHECK" in text
     assert re.fullmatch(r"python:3\.12\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", bases["x86_64"])
     assert bases["x86_64"] == bases["aarch64"]
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_an_image_copies_and_runs_what_exists(machine: str) -> None:
+    """Read, for want of a container engine: each instruction's paths, commands, flags and variables."""
+    text = (ROOT / f"docker/Dockerfile.{machine}").read_text().replace("\\\n", " ")
+    require_calls_parse(text)
+    for copied in re.findall(r"^COPY (.+)$", text, re.MULTILINE):
+        *sources, _ = [word for word in copied.split() if not word.startswith("--")]
+        assert sources and all((ROOT / source).exists() for source in sources)
+    words = {
+        kind: json.loads(line) for kind, line in re.findall(r"^(ENTRYPOINT|CMD) (.+)$", text, re.MULTILINE)
+    }
+    assert words["ENTRYPOINT"] == ["./sglang.sh"] and set(words["CMD"]) <= set(command_names())
+    (health,) = re.findall(r"^HEALTHCHECK .* CMD (.+)$", text, re.MULTILINE)
+    assert (ROOT / json.loads(health)[1]).is_file()
+    tool = "".join(path.read_text() for path in (ROOT / "python/sglang_fork").rglob("*.py"))
+    (variables,) = re.findall(r"^ENV (.+)$", text, re.MULTILINE)
+    assert [name for name in re.findall(r"(\w+)=", variables) if f'"{name}"' not in tool] == []
+    left_out = (ROOT / ".dockerignore").read_text().split()
+    assert set(left_out).isdisjoint(
+        path.name for path in ROOT.iterdir() if path.name not in (".git", ".sglang")
+    )
+
+
+def test_the_compose_file_names_what_exists() -> None:
+    service = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]["sglang"]
+    context = (ROOT / "docker" / service["build"]["context"]).resolve()
+    assert context == ROOT
+    for machine in ("x86_64", "aarch64"):
+        assert (context / service["build"]["dockerfile"].replace("${MACHINE:-x86_64}", machine)).is_file()
 
 
 def test_volumes_lie_at_folders_that_the_image_makes_for_its_user() -> None:

@@ -68,6 +68,7 @@ def test_green_only_after_the_tests_ran_on_the_new_base(
     said = capfd.readouterr().out
     assert report.faults == [], said
     assert "2 passed, 0 failed" in said, "the gate's own pytest"
+    assert said.index("rebase: the gate runs ./sglang.sh test in ") < said.index("== test/unit"), "not silent"
     assert "profile cpu, sglang 1.1+mega.1.g" in said, "the gate's own build"
     assert read_series(real.patches).version == "1.1" and real.check().ok
     lock = (real.root / "python/sglang_fork/lock/runtime.txt").read_text()

@@ -106,6 +106,8 @@ def run_tests(checkout: Path, tests: Sequence[str] = ()) -> list[str]:
     env.pop("SGLANG_FORK_PROFILE", None)
     track(checkout)
     command = ["test", *tests]
+    part = "" if tests else ", every test; --continue --tests PATH ... runs a part"
+    print(f"rebase: the gate runs ./sglang.sh {' '.join(command)} in {checkout}{part}", flush=True)
     done = subprocess.run([str(checkout / "sglang.sh"), *command], env=env)
     said = f"./sglang.sh {' '.join(command)} in {checkout} ended with {done.returncode}"
     return [said] if done.returncode else []
