@@ -28,7 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sglang_fork.bench import record, routing, slices, stats
+from sglang_fork.bench import precompile, record, routing, slices, stats
 from sglang_fork.bench.job import Job, measurement, read_jobs
 from sglang_fork.errors import ForkError
 
@@ -211,7 +211,8 @@ def _start(job: Job, facts: dict[str, Any]) -> Started:
 
     rank = job.slice()
     began, compiled = time.monotonic(), compiler_seconds()
-    with tempfile.TemporaryDirectory(prefix="slice-") as folder:
+    words = precompile.modules(job.family, job.weights, job.server_args)
+    with precompile.compiling(words), tempfile.TemporaryDirectory(prefix="slice-") as folder:
         (Path(folder) / "config.json").write_text(slices.to_json(rank.config), encoding="utf-8")
         runner = _runner(job, Path(folder))
         loaded = time.monotonic()

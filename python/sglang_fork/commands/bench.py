@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import tempfile
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from sglang_fork import memory, paths, preset
 from sglang_fork.bench import (
+    baselines,
     bisect,
     caches,
     machine,
@@ -64,6 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kernels.add_argument("--server-args", default="{}", help="JSON of further SGLang arguments")
     kernels.add_argument("--out", type=Path, default=RESULTS / "kernels.jsonl", help="file of the lines")
     kernels.add_argument("--dry-run", action="store_true", help="say what would be measured")
+    stock = parts.add_parser("baselines", help="every stock baseline, each within its time limit")
+    stock.add_argument("names", nargs="*", metavar="NAME", help="default: all, longest start first")
+    stock.add_argument("--total", type=float, default=float("inf"), metavar="SECONDS", help="limit of all")
+    stock.add_argument("--out", type=Path, default=RESULTS / "step.jsonl", help="file of the lines")
+    stock.add_argument("--dry-run", action="store_true", help="say what would be measured")
     cache = parts.add_parser("cache", help="pack this machine's JIT caches, or unpack another's")
     cache.add_argument("words", nargs=argparse.REMAINDER, help="export FILE | import FILE [--force]")
     serve.add_arguments(parts.add_parser("serve", help="a preset's server, through a streaming client"))
@@ -84,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
         return caches.run(args.words, cache_dir(), machine.versions())
     if args.part == "kernels":
         return _kernels(args)
+    if args.part == "baselines":
+        return _baselines(args)
     if args.part == "bisect-slots":
         found = preset.find(args.preset)
         if found is None:
@@ -179,12 +188,35 @@ def _step(args: argparse.Namespace) -> int:
     return _work(job, args.out)
 
 
-def _kernels(args: argparse.Namespace) -> int:
-    words = ["step", args.preset, "--requests", args.requests, "--routing", "independent"]
-    words += ["--server-args", args.server_args, *(["--whole"] if args.whole else [])]
+def parsed_job(words: str) -> Job:
+    """The job of ``bench step WORDS``."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    job = job_of(parser.parse_args(words))
+    return job_of(parser.parse_args(["step", *shlex.split(words)]))
+
+
+def _baselines(args: argparse.Namespace) -> int:
+    chosen = baselines.named(args.names)
+    for one in chosen:
+        print(f"{one.name}, at most {one.limit_s:.0f} s:", flush=True)
+        for words in one.steps:
+            print(f"  ./sglang.sh bench step {words}")
+    if args.dry_run:
+        return 0
+    if not driver_present():
+        for one in chosen:
+            for words in one.steps:
+                plumbing.run(parsed_job(words), plumbing.file_of(args.out))
+        print(f"no NVIDIA driver: the plumbing ran, no results; lines: {plumbing.file_of(args.out)}")
+        return 0
+    worker, environment = _worker()
+    return min(1, baselines.run(chosen, args.out, parsed_job, worker, environment, args.total))
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    words = [args.preset, "--requests", args.requests, "--routing", "independent"]
+    words += ["--server-args", args.server_args, *(["--whole"] if args.whole else [])]
+    job = parsed_job(shlex.join(words))
     if not (slots := args.slots or baseline(job.family).slots):
         raise ForkError(
             f"no slot of {job.family} has a kernel", f"./sglang.sh bench step {job.preset} --stock-only"
@@ -223,12 +255,17 @@ def _work(job: Job, out: Path) -> int:
         print(report.table(plumbing.run(job, out)))
         print(f"lines: {out}")
         return 0
-    environment = os.environ | process_env(built_profile() or "cuda") | machine.tool_path()
+    worker, environment = _worker()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spec = Path(folder) / "job.json"
         write_jobs(spec, [job])
-        command = [str(venv_python()), "-P", "-m", "sglang_fork.bench.step", str(spec), str(out)]
-        return subprocess.run(command, env=environment, check=False).returncode
+        return subprocess.run([*worker, str(spec), str(out)], env=environment, check=False).returncode
+
+
+def _worker() -> tuple[list[str], dict[str, str]]:
+    """The worker's command in the built environment, and its variables."""
+    variables = process_env(built_profile() or "cuda") | machine.tool_path()
+    return [str(venv_python()), "-P", "-m", "sglang_fork.bench.step"], os.environ | variables
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_fork import cli, paths, preset
-from sglang_fork.bench import caches, plumbing, record, report, slot_times
+from sglang_fork.bench import caches, plumbing, record, report, slot_times, stats
 from sglang_fork.bench.slices import BUILDERS
 from sglang_fork.bench.slot_lists import slot_lists
 from sglang_fork.bench.stock import baseline
@@ -101,10 +101,10 @@ def test_a_slots_bytes_add_up_to_the_layers():
     assert sum(rank.parts.values()) == rank.dense_bytes
 
 
-def parsed(*words):
-    parser = cli.Parser(prog="bench")
-    bench.add_arguments(parser)
-    return parser.parse_args(list(words))
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    """No test here looks at an interval's width."""
+    monkeypatch.setattr(stats, "RESAMPLES", 50)
 
 
 @pytest.mark.parametrize("name", SLICED)
