@@ -216,8 +216,9 @@ def moe_error(layer: Any, w13: list[torch.Tensor], w2: list[torch.Tensor]) -> fl
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
     x = torch.randn(6, w13[0].shape[1], generator=generator).bfloat16()
-    weights, ids = torch.softmax(torch.randn(6, EXPERTS, generator=generator).float(), -1).topk(TOP_K)
-    topk = StandardTopKOutput(weights, ids.to(torch.int32), torch.zeros(6, EXPERTS))
+    logits = torch.randn(6, len(w13), generator=generator)
+    weights, ids = torch.softmax(logits, -1).topk(TOP_K)
+    topk = StandardTopKOutput(weights, ids.to(torch.int32), logits)
     got = layer.quant_method.apply(layer, StandardDispatchOutput(x, None, topk)).hidden_states
     want = torch.zeros(6, HIDDEN)
     config = layer.moe_runner_config
