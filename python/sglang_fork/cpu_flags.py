@@ -23,6 +23,17 @@ SIZED: Flags = MappingProxyType(
         "--watchdog-timeout": "600",
     }
 )
+# Of a server that the launcher starts, with the reason. It has run nothing when it starts its processes, so
+# that they may be forks.
+SERVER: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "SGLANG_CPU_START_METHOD": ("fork", "the server's processes share one import of SGLang"),
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": (
+            "sglang.srt.hardware_backend.cpu.served",
+            "SGLang's other model files are left alone",
+        ),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -47,11 +58,10 @@ FAMILIES: Mapping[str, CpuFamily] = MappingProxyType(
         ),
         "kimi_k3": CpuFamily(
             sized={**SIZED, "--max-mamba-cache-size": "48"},
-            environment={"SGLANG_MAMBA_CONV_DTYPE": "float32", "TORCH_COMPILE_DISABLE": "1"},
+            environment={"SGLANG_MAMBA_CONV_DTYPE": "float32"},
             why={
                 "--max-mamba-cache-size": "the default takes gigabytes of memory for states that stay unused",
                 "SGLANG_MAMBA_CONV_DTYPE": "an FP32 model needs its convolution state in FP32 as well",
-                "TORCH_COMPILE_DISABLE": "compiling the router takes a minute and saves microseconds",
             },
         ),
         "glm_moe_dsa": CpuFamily(
@@ -60,10 +70,8 @@ FAMILIES: Mapping[str, CpuFamily] = MappingProxyType(
         ),
         "deepseek_v41": CpuFamily(
             forced={**FORCED, "--attention-backend": "dsv4"},
-            environment={"TORCH_COMPILE_DISABLE": "1"},
             why={
                 "--attention-backend": "the only backend that reads its compressed caches",
-                "TORCH_COMPILE_DISABLE": "compiling the router takes a minute and saves microseconds",
             },
         ),
     }

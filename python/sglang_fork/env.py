@@ -119,8 +119,9 @@ def process_env(profile: str) -> dict[str, str]:
 
     Both profiles: the JIT caches under the state folder and the profile's own ``CUDA_HOME`` where it has a
     CUDA compiler. A variable that the user has set is left out here, so the user's value stays. ``cpu``:
-    the CPU engine's switch, no visible GPU, and the driver stub's folder in front of ``LD_LIBRARY_PATH``
-    where no driver is present.
+    the CPU engine's switch, no visible GPU, no ``torch.compile`` (a C++ build at the first request of each
+    server, for microseconds), and the driver stub's folder in front of ``LD_LIBRARY_PATH`` where no driver
+    is present.
     """
     caches = cache_dir()
     defaults = {
@@ -133,6 +134,8 @@ def process_env(profile: str) -> dict[str, str]:
     cuda_home = venv_dir(profile) / "cuda-home"
     if cuda_home.is_dir():
         defaults["CUDA_HOME"] = str(cuda_home)
+    if profile == "cpu":
+        defaults["TORCH_COMPILE_DISABLE"] = "1"
     env = {name: value for name, value in defaults.items() if name not in os.environ}
     if profile == "cpu":
         env["SGLANG_USE_CPU_ENGINE"] = "1"

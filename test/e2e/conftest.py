@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,13 +12,20 @@ from typing import Any
 
 import pytest
 
+from sglang_fork import cpu_flags
+
+# Engines and servers import the families' model files alone, as the launcher's tiny servers do.
+PACKAGE = "SGLANG_EXTERNAL_MODEL_PACKAGE"
+os.environ.setdefault(PACKAGE, cpu_flags.SERVER[PACKAGE][0])
 for folder in ("engine", "http"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The random checkpoint of a family, made once a session."""
+    """The random checkpoint of a family, made once a session; the trained Qwen3.5 serves ``test_acceptance``
+    and the servers.
+    """
     from sglang_fork.checkpoints import make
 
     folder = tmp_path_factory.mktemp("tiny")

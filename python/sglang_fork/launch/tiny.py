@@ -119,11 +119,16 @@ def needed(family: str, profile: str) -> dict[str, dict[str, Any]]:
 
 
 def environment(family: str, profile: str) -> Mapping[str, str]:
-    """The variables that the CPU engine needs for a family."""
-    return cpu_flags.FAMILIES[family].environment if profile == "cpu" else {}
+    """The variables that a server on the CPU engine needs for a family."""
+    if profile != "cpu":
+        return {}
+    server = {name: value for name, (value, _) in cpu_flags.SERVER.items()}
+    return {**server, **cpu_flags.FAMILIES[family].environment}
 
 
 def _why(family: str, name: str) -> str:
+    if name in cpu_flags.SERVER:
+        return cpu_flags.SERVER[name][1]
     flags = cpu_flags.FAMILIES[family]
     default = "the CPU engine needs it" if name in flags.forced else "the machine's own memory is small"
     return flags.why.get(name, default)

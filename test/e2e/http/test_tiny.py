@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from front_door import free_port, sglang
 
+from sglang_fork.paths import state_dir
+
 pytestmark = pytest.mark.e2e
 
 # A preset, and the draft steps that it keeps on a CPU. DSpark drafts a block in one; Kimi K3 has no draft.
@@ -84,6 +86,9 @@ def test_a_chat_is_answered_with_the_draft_and_without(servers) -> None:
         assert 1 <= answer["usage"]["completion_tokens"] <= 12
         message = answer["choices"][0]["message"]
         assert message["content"] or message.get("reasoning_content")
+    for server in (drafting, plain):
+        log = (state_dir() / "run" / server.name / "log").read_text()
+        assert "Ignore import error" not in log, "SGLang imported all of its model files"
     assert drafting.about()["speculative_num_steps"] == PRESETS[preset]
     assert plain.about()["speculative_algorithm"] is None
 
