@@ -17,7 +17,7 @@ from sglang_fork.checkpoints.train import quantise, save  # noqa: E402
 from sglang_fork.paths import ROOT  # noqa: E402
 
 FOLDER = ROOT / "test" / "checkpoints"
-TEXT = (FOLDER / "held_out.txt").read_text("ascii")
+TEXT = "\n".join((FOLDER / "held_out.txt").read_text("ascii").splitlines()[:2])
 GRID = torch.tensor([*quantise.E2M1, *(-value for value in quantise.E2M1)])
 
 
