@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import shlex
@@ -26,6 +27,7 @@ from sglang_fork.bench import (
     served,
     slices,
     slot_times,
+    status,
 )
 from sglang_fork.bench.job import Job, write_jobs
 from sglang_fork.bench.stock import baseline
@@ -82,6 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report = parts.add_parser("report", help="Markdown tables and plots of the results")
     report.add_argument("files", nargs="*", type=Path, help="default: every file of test/bench/results")
     report.add_argument("--plots", type=Path, help="folder for PNG plots (needs matplotlib)")
+    page = parts.add_parser("status", help="what is known of each slot, width and architecture, by records")
+    page.add_argument(
+        "--kernels", type=Path, metavar="FILE", help="take kernels.json of `build --kernels` in"
+    )
+    page.add_argument("--write", action="store_true", help="write test/bench/STATUS.md in place of printing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
         return _kernels(args)
     if args.part == "baselines":
         return _baselines(args)
+    if args.part == "status":
+        return _status(args)
     if args.part == "bisect-slots":
         found = preset.find(args.preset)
         if found is None:
@@ -266,6 +275,19 @@ def _worker() -> tuple[list[str], dict[str, str]]:
     """The worker's command in the built environment, and its variables."""
     variables = process_env(built_profile() or "cuda") | machine.tool_path()
     return [str(venv_python()), "-P", "-m", "sglang_fork.bench.step"], os.environ | variables
+
+
+def _status(args: argparse.Namespace) -> int:
+    if args.kernels is not None:
+        if not args.kernels.is_file():
+            raise ForkError(f"no such file: {args.kernels}", "./sglang.sh build --kernels writes it")
+        today = datetime.date.today().isoformat()
+        print(f"{status.take(args.kernels, RESULTS, today, machine.tree())} kernels on record")
+    if args.write:
+        status.PAGE.write_text(status.page(RESULTS), encoding="utf-8")
+    else:
+        print(status.page(RESULTS), end="")
+    return 0
 
 
 def _report(args: argparse.Namespace) -> int:

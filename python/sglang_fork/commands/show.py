@@ -6,21 +6,22 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import sys
 from pathlib import Path
 
-from sglang_fork import env, memory, preset
+from sglang_fork import memory, preset
 from sglang_fork.errors import ForkError
 from sglang_fork.resolve import SLOTS
 from sglang_fork.suggest import near
 
-PROBE = Path(__file__).parents[1] / "launch" / "plan_probe.py"
+PROBE = Path(__file__).parents[1] / "launch" / "slot_probe.py"
 HELP = "show what a preset is: model, hardware, memory, flags and where they come from"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("preset", metavar="PRESET")
     parser.add_argument("--on", metavar="MACHINE", help="its variant for another machine")
-    parser.add_argument("--plan", action="store_true", help="the megakernel's plan too (needs a build)")
+    parser.add_argument("--plan", action="store_true", help="the megakernel's plan too")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,13 +38,11 @@ def run(args: argparse.Namespace) -> int:
 
 def plan(p: preset.Preset) -> str:
     """Which rows of each slot run a kernel, with the slot list that the preset or the shell names."""
-    profile = env.built_profile()
-    python = env.venv_python(profile)
     slots = os.environ.get("SLOTS", p.megakernel.slots)
     listed = {} if slots is None else {SLOTS: slots}
     done = subprocess.run(
-        [str(python), str(PROBE), p.architecture],
-        env={**os.environ, **env.process_env(profile or "cpu"), **listed},
+        [sys.executable, str(PROBE), p.architecture, "--plan"],
+        env={**os.environ, **listed},
         capture_output=True,
         text=True,
         check=False,

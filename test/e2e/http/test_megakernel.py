@@ -42,13 +42,3 @@ def test_on_is_refused_with_the_reasons_where_no_gpu_is() -> None:
     done = sglang("Qwen3.5-35B-A3B", "--tiny", "--detach", "--name", NAME, **shell)
     assert done.returncode == 2
     assert "cannot be served" in done.stderr and "no GPU is visible" in done.stderr
-
-
-def test_the_plan_is_printed() -> None:
-    done = sglang("show", "Qwen3.5-35B-A3B", "--plan")
-    assert done.returncode == 0, done.stderr
-    table = done.stdout.split("megakernel plan:")[1]
-    assert "kernel rows" in table and "moe" in table
-    assert "no megakernel spec for NemotronH" in sglang("show", "Nemotron-NVFP4", "--plan").stdout
-    bad = sglang("show", "Qwen3.5-35B-A3B", "--plan", SLOTS="no_such_slot")
-    assert bad.returncode == 2 and "unknown megakernel slot 'no_such_slot'" in bad.stderr

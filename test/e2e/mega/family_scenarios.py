@@ -42,6 +42,7 @@ def seams(family: str, model: Any) -> Iterator[Seam]:
         yield "attention", layer, number, layer.self_attn
         if family == "glm_moe_dsa":
             yield "sparse_mla", layer.self_attn, number, layer.self_attn.attn_mqa
+            yield "q_norm", layer.self_attn, number, layer.self_attn.q_a_layernorm
         else:
             yield "mhc", layer.ffn_hc.norm, number, stock_seam
 

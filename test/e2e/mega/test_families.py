@@ -18,6 +18,8 @@ pytestmark = pytest.mark.e2e
 SCENARIOS = Path(__file__).with_name("family_scenarios.py")
 CHECKPOINTS = {"glm_moe_dsa": "glm_moe_dsa", "kimi_k3": "kimi_k3"}
 KERNELS = {"glm_moe_dsa": {"sparse_mla"}, "kimi_k3": set()}
+# Listed too, and left to its stock twin by the plan: the CuTe DSL has no emulation.
+ON_GPUS_ALONE = {"glm_moe_dsa": {"q_norm"}}
 
 
 @pytest.fixture(scope="module", params=sorted(CHECKPOINTS))
@@ -34,7 +36,7 @@ def seen(request, tmp_path_factory):
             str(SCENARIOS),
             family,
             str(checkpoint),
-            ",".join(sorted(KERNELS[family])),
+            ",".join(sorted(KERNELS[family] | ON_GPUS_ALONE.get(family, set()))),
         ],
         env=os.environ | {"PYTHONPATH": str(SCENARIOS.parents[3] / "python")},
         capture_output=True,

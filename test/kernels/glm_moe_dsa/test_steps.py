@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sglang.srt.mega.device.emulator import Schedule, emulator
+from sglang.srt.mega.device.spec import SHARED_LIMIT
 from sglang.srt.mega.models.glm_moe_dsa.kernels import SparseMla
 from sglang.srt.mega.models.glm_moe_dsa.tactics import Shape
 
@@ -22,8 +23,8 @@ SHAPES = {
     "fp8": Shape(heads=8, top_k=192, fp8=True),
     "bf16": Shape(heads=8, top_k=192, fp8=False),
     "fp8, 16 heads": Shape(heads=16, top_k=64, fp8=True),
-    "bf16, 5 heads": Shape(heads=5, top_k=68, fp8=False),
-    "fp8, 11 heads": Shape(heads=11, top_k=64, fp8=True),
+    "bf16, 5 heads, sm_121's form": Shape(5, 68, False, SHARED_LIMIT["sm_121a"]),
+    "fp8, 11 heads, sm_121's form": Shape(11, 192, True, SHARED_LIMIT["sm_121a"]),
     "fp8, more tiles than stages": Shape(heads=8, top_k=452, fp8=True),
 }
 

@@ -12,7 +12,12 @@ from sglang.srt.mega import plan as plans
 from sglang.srt.mega import slots as s
 from sglang.srt.mega.models.qwen3_5 import binder, spec
 
-TABLE = s.table([s.Slot(n, 1, 8, s.Numerics(s.BITWISE, test="t"), stock="part") for n in ("front", "moe")])
+TABLE = s.table(
+    [
+        s.Slot(n, 1, 8, s.Numerics(s.BITWISE, test="t"), stock="part", entries=("entry",))
+        for n in ("front", "moe")
+    ]
+)
 
 
 def plan(refused=None):
@@ -46,7 +51,7 @@ def test_nothing_is_bound_before_the_ranks_agree(monkeypatch):
     monkeypatch.setattr(binder.Binder, "bind", lambda self, slots: pytest.fail("bound before they agreed"))
     ranks(monkeypatch, ("another plan",))
     with pytest.raises(RuntimeError, match="differ"):
-        spec.build(model, None, SimpleNamespace(widths=(1, 2)))
+        spec.SPEC.build(model, None, SimpleNamespace(widths=(1, 2)))
 
 
 def test_derived_memory_is_said_in_kv_tokens():

@@ -27,7 +27,7 @@ def config(**changes):
 
 
 def reasons(hf=None, **changes):
-    return spec.config_disable_reasons(config(**changes), hf or SimpleNamespace())
+    return spec.SPEC.config_disable_reasons(config(**changes), hf or SimpleNamespace())
 
 
 def test_both_architectures_are_served_on_hopper_and_in_the_emulator_alone():

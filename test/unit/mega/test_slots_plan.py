@@ -14,7 +14,7 @@ BITWISE = s.Numerics(s.BITWISE, test="t")
 def slot(name, **kwargs):
     kwargs.setdefault("min_rows", 1)
     kwargs.setdefault("max_rows", 8)
-    return s.Slot(name=name, numerics=BITWISE, stock="part", **kwargs)
+    return s.Slot(name=name, numerics=BITWISE, stock="part", entries=("entry",), **kwargs)
 
 
 TABLE = s.table(

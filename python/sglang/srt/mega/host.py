@@ -13,6 +13,7 @@ import os
 import torch
 
 from sglang.srt.environ import envs
+from sglang.srt.mega.device.spec import SHARED_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,13 @@ def multiprocessors() -> int:
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     return 1 << 20
+
+
+def shared_bytes() -> int:
+    """Shared memory that one block may have; the emulator has no limit, and runs the H200's forms."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
+    return SHARED_LIMIT["sm_90a"]
 
 
 def capturing() -> bool:

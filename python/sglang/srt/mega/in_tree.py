@@ -7,8 +7,8 @@ architecture by architecture, so that a newer kernel package takes over without 
 
 from __future__ import annotations
 
-from sglang.kernels.plugin_kernels.nvidia.spec import register_in_tree
-
+# Where they are served; on others their kernels are assembled and have never run.
+ISAS = frozenset({"sm_90", "emulated"})
 SPECS: dict[str, str] = {
     "DeepseekV41ForCausalLM": "sglang.srt.mega.models.deepseek_v4.spec:SPEC",
     "DeepseekV4ForCausalLM": "sglang.srt.mega.models.deepseek_v4.spec:SPEC",
@@ -22,5 +22,7 @@ SPECS: dict[str, str] = {
 
 def register_all() -> None:
     """Register every spec of this tree; idempotent."""
+    from sglang.kernels.plugin_kernels.nvidia.spec import register_in_tree
+
     for architecture, path in SPECS.items():
         register_in_tree(architecture=architecture, path=path)

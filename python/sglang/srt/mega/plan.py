@@ -40,6 +40,9 @@ class Choice:
     reason: str = ""
 
 
+NO_KERNEL = Unavailable(Cause.DEVICE, "this tree has no kernel for it", "the stock step runs it")
+
+
 class PlanError(ValueError):
     """An explicitly listed slot that the configuration contradicts."""
 
@@ -111,17 +114,17 @@ def make_plan(
 ) -> Plan:
     """Decide every slot at every width.
 
-    ``availability`` says why a slot cannot run here, or None. ``slower`` may veto a width where stock was
-    measured to be faster, giving the reason. An unavailable default slot falls back with one log line; an
-    explicitly listed one raises ``PlanError`` when the configuration contradicts it and falls back when the
-    weights or the device do. A slot whose need fell back falls back too.
+    ``availability`` says why the kernel of a slot cannot run here, or None. ``slower`` may veto a width where
+    stock was measured to be faster, giving the reason. An unavailable default slot falls back with one log
+    line; an explicitly listed one raises ``PlanError`` when the configuration contradicts it and falls back
+    when the weights or the device do. A slot whose need fell back falls back too.
     """
     refused: dict[str, str] = {}
     for slot in slots.values():
         if slot.name not in selection:
             refused[slot.name] = "not in the slot list" if selection.explicit else "opt-in"
             continue
-        why = availability(slot)
+        why = availability(slot) if slot.kernel else NO_KERNEL
         if why is not None:
             if selection.explicit and why.cause is Cause.CONFIG:
                 raise PlanError(

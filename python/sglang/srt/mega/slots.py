@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 BITWISE = "bitwise"
 TOLERANCE = "tolerance"
@@ -45,7 +45,8 @@ class Slot:
     ``min_rows``..``max_rows`` are the rows (tokens in the step) it can serve. ``needs`` are slots without
     which it does not run. ``reads`` and ``writes`` name the buffers it touches beside its arguments and its
     result; parity snapshots ``writes``. ``weights`` says which weight layout it reads. A ``default`` slot
-    runs when no list is given.
+    runs when no list is given. ``entries`` are the entry points that its kernel launches; a slot
+    without any is its stock twin in this tree, and a place where parity compares.
     """
 
     name: str
@@ -58,13 +59,18 @@ class Slot:
     needs: tuple[str, ...] = ()
     weights: str = "as loaded"
     default: bool = True
-    isas: frozenset[str] = field(default_factory=frozenset)
+    entries: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_rows <= self.max_rows:
             raise ValueError(f"slot {self.name}: rows {self.min_rows}..{self.max_rows} are no range")
         if self.name in self.needs:
             raise ValueError(f"slot {self.name} needs itself")
+
+    @property
+    def kernel(self) -> bool:
+        """Whether this tree has a kernel for it."""
+        return bool(self.entries)
 
 
 class SlotListError(ValueError):

@@ -60,6 +60,7 @@ def _compile(spec: KernelSpec, arch: str, key: str, cache: CubinCache) -> bytes:
         "registers": compiled.usage.registers,
         "stack_bytes": compiled.usage.stack_bytes,
         "spill_bytes": compiled.usage.spill_bytes,
+        "shared_bytes": compiled.usage.shared_bytes,
         "sass": facts(compiled.cubin, compiled.symbol).as_dict(),
     }
     cache.put(key, compiled.cubin)

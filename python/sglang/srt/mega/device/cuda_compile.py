@@ -13,6 +13,7 @@ from sglang.srt.mega.device.spec import ARCHITECTURES, KernelSpec
 
 USAGE = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
+SHARED = re.compile(r"(\d+) bytes smem")
 
 
 class CompileError(RuntimeError):
@@ -21,11 +22,14 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Usage:
-    """What the assembler reports for one entry: registers a thread, bytes of stack and of spills."""
+    """What the assembler reports for one entry: registers a thread, bytes of stack and of spills, and bytes
+    of static shared memory a block.
+    """
 
     registers: int
     stack_bytes: int
     spill_bytes: int
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,9 @@ def compile_kernel(spec: KernelSpec, arch: str) -> Compiled:
         if arch not in ARCHITECTURES:
             raise ValueError(f"{arch} is not built for; architectures: {', '.join(ARCHITECTURES)}")
         code = cute_compile.build_cubin(spec, arch)
-        registers, stack = cute_compile.usage(code)
-        return Compiled(code, Usage(registers, stack, stack), cute_compile.symbol_of(code, spec.entry))
+        registers, stack, shared = cute_compile.usage(code)
+        usage = Usage(registers, stack, stack, shared)
+        return Compiled(code, usage, cute_compile.symbol_of(code, spec.entry))
     nvrtc = _nvrtc()
     text = f'#include "{spec.source}"\n'
     program = _check(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), spec.entry.encode() + b".cu", 0, [], []))
@@ -103,7 +108,8 @@ def _usage(log: str, spec: KernelSpec, arch: str) -> Usage:
     if registers is None or bytes_used is None:
         raise CompileError(f"{spec.label} for {arch}: the source defines no entry {spec.entry}:\n{log}")
     stack, stores, loads = (int(group) for group in bytes_used.groups())
-    return Usage(int(registers.group(1)), stack, stores + loads)
+    shared = SHARED.search(entry)
+    return Usage(int(registers.group(1)), stack, stores + loads, int(shared.group(1)) if shared else 0)
 
 
 def _nvrtc():  # type: ignore[no-untyped-def]

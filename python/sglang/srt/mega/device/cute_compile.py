@@ -21,7 +21,7 @@ from sglang.srt.mega.device.sass import disassembler
 from sglang.srt.mega.device.sources import source_root
 from sglang.srt.mega.device.spec import KernelSpec
 
-USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 SYMBOL = re.compile(rb"\.text\.([A-Za-z_]\w*)\0")
 
 
@@ -57,8 +57,8 @@ def symbol_of(cubin: bytes, entry: str) -> str:
     return found[0]
 
 
-def usage(cubin: bytes) -> tuple[int, int]:
-    """(registers a thread, bytes of stack a thread) of a cubin's kernel."""
+def usage(cubin: bytes) -> tuple[int, int, int]:
+    """(registers a thread, bytes of stack a thread, bytes of static shared memory) of a cubin's kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -69,7 +69,8 @@ def usage(cubin: bytes) -> tuple[int, int]:
     found = USAGE.search(text)
     if found is None:
         raise ValueError(f"no resource usage in: {text}")
-    return int(found.group(1)), int(found.group(2))
+    registers, stack, shared = map(int, found.groups())
+    return registers, stack, shared
 
 
 @cache

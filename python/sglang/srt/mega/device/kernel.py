@@ -23,13 +23,15 @@ class Kernel(Protocol):
 def load_kernel(spec: KernelSpec, device: torch.device) -> Kernel:
     """Compiled for this device, from the on-disk cache where it holds it. Never call it within a step.
 
-    CuTe DSL kernels (sources that end in ``.py``) have no emulation.
+    CuTe DSL kernels (sources that end in ``.py``) have no emulation: ``ValueError`` on a CPU.
     """
     if device.type == "cuda":
         from sglang.srt.mega.device.cuda import CudaKernel
 
         return CudaKernel(spec, device)
     if device.type == "cpu":
+        if spec.source.endswith(".py"):
+            raise ValueError(f"{spec.label}: CuTe DSL kernels have no emulation")
         from sglang.srt.mega.device.emulator import EmulatedKernel
 
         return EmulatedKernel(spec)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a", "sm_121a")
+# Bytes of shared memory that one block may have, static and dynamic together.
+SHARED_LIMIT = {"sm_90a": 227 << 10, "sm_100a": 227 << 10, "sm_103a": 227 << 10, "sm_121a": 99 << 10}
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 from sglang.srt.mega import slots
-from sglang.srt.mega.build import NO_KERNEL
-from sglang.srt.mega.plan import Unavailable
 from sglang.srt.mega.slots import BITWISE, TOLERANCE, Numerics, Slot
 
 MAX_ROWS = 48  # eight requests of DSpark's six tokens
 PARITY = "test/e2e/mega/test_families.py"
-KERNELS = frozenset({"mhc"})
 
 SLOTS = slots.table(
     [
@@ -30,13 +27,9 @@ SLOTS = slots.table(
             MAX_ROWS,
             Numerics(TOLERANCE, test=PARITY, rtol=2**-7),
             stock="stages.stock_seam",
+            entries=("mhc_post", "mhc_finish"),
             default=False,  # not run inside SGLang's CUDA graphs yet
         ),
         Slot("moe", 1, MAX_ROWS, Numerics(BITWISE, test=PARITY), stock="layer.mlp"),
     ]
 )
-
-
-def without_weights(slot: Slot) -> Unavailable | None:
-    """Why a slot has no kernel whatever the checkpoint, or None."""
-    return None if slot.name in KERNELS else NO_KERNEL

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GLM's sparse attention as fused steps, on CUDA or emulated on the CPU."""
+"""GLM's sparse attention, on CUDA or emulated on the CPU, and its query's norm, on CUDA."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from sglang.srt.mega.models.glm_moe_dsa.tactics import (
     MAX_ROWS,
     MULTIPROCESSORS,
     ROPE,
+    NormShape,
     Shape,
     kernel_spec,
     launch_config,
+    norm_launch,
+    norm_spec,
     splits,
 )
 
@@ -116,3 +119,38 @@ class SparseMla:
                 f"the kernel reads rows of {shape.row_bytes}"
             )
         return rows
+
+
+class QueryNorm:
+    """RMSNorm of the compressed query, read where the projection left it: one launch, in the CuTe DSL."""
+
+    def __init__(self, shape: NormShape, device: torch.device | str, *, pdl: bool = True) -> None:
+        self.shape = shape
+        self.device = torch.device(device)
+        self._pdl = pdl
+        self._kernel = load_kernel(norm_spec(shape), self.device)
+        self._out = torch.zeros(MAX_ROWS, shape.hidden, dtype=torch.bfloat16, device=self.device)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """x: [rows, hidden] bf16, rows ``shape.stride`` elements apart; weight: [hidden] bf16. Returns [rows,
+        hidden] bf16, valid until the next call.
+        """
+        rows, hidden = x.shape[0], self.shape.hidden
+        if not 1 <= rows <= MAX_ROWS:
+            raise ValueError(f"{rows} rows; the query norm serves 1 to {MAX_ROWS}")
+        for name, tensor, size, strides in (
+            ("x", x, (rows, hidden), (self.shape.stride, 1)),
+            ("weight", weight, (hidden,), (1,)),
+        ):
+            wrong = tensor.dtype != torch.bfloat16 or tuple(tensor.shape) != size or tensor.data_ptr() % 16
+            apart = any(
+                n > 1 and is_ != want for n, is_, want in zip(size, tensor.stride(), strides, strict=True)
+            )
+            if wrong or apart:
+                raise ValueError(
+                    f"{name} must be bf16 {size} with strides {strides}, aligned to 16 bytes; is "
+                    f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
+                )
+        out = self._out[:rows]
+        self._kernel.launch(replace(norm_launch(rows), pdl=self._pdl), x, weight, out)
+        return out

@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 from sglang.srt.mega import slots
-from sglang.srt.mega.build import NO_KERNEL
 from sglang.srt.mega.models.glm_moe_dsa.tactics import MAX_ROWS
-from sglang.srt.mega.plan import Unavailable
 from sglang.srt.mega.slots import BITWISE, TOLERANCE, Numerics, Slot
 
 PARITY = "test/e2e/mega/test_families.py"
-KERNELS = frozenset({"sparse_mla"})
 
 SLOTS = slots.table(
     [
@@ -32,13 +29,18 @@ SLOTS = slots.table(
             stock="self_attn.attn_mqa",
             reads=("KV cache", "request table"),
             writes=("KV cache",),
+            entries=("mla_decode", "mla_merge"),
             default=False,  # not run inside SGLang's CUDA graphs yet
+        ),
+        Slot(
+            "q_norm",
+            1,
+            MAX_ROWS,
+            Numerics(TOLERANCE, test=PARITY, rtol=2**-7),
+            stock="self_attn.q_a_layernorm",
+            entries=("rms_norm",),
+            default=False,  # assembled, not run
         ),
         Slot("moe", 1, MAX_ROWS, Numerics(BITWISE, test=PARITY), stock="layer.mlp"),
     ]
 )
-
-
-def without_weights(slot: Slot) -> Unavailable | None:
-    """Why a slot has no kernel whatever the checkpoint, or None."""
-    return None if slot.name in KERNELS else NO_KERNEL

@@ -1,43 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where GLM-5.x's megakernel runs, and its build: sparse attention, the rest SGLang's own modules."""
+"""Where GLM-5.x's megakernel runs, and what it binds: sparse attention and the query's norm; the rest is
+SGLang's own modules.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from sglang.kernels.plugin_kernels.nvidia.spec import (
-    BuildContext,
-    Feature,
-    MegakernelSpec,
-    Numerics,
-    NumericsKind,
-    Requirements,
-)
-from sglang.srt.mega import build as common
-from sglang.srt.mega import host
 from sglang.srt.mega.buffers import everything
-from sglang.srt.mega.executor import DECODE, VERIFY, Executor
-from sglang.srt.mega.models.glm_moe_dsa import binder
-from sglang.srt.mega.models.glm_moe_dsa.slots import KERNELS, SLOTS, without_weights
+from sglang.srt.mega.build import Bound, family_spec
+from sglang.srt.mega.executor import DECODE, VERIFY
+from sglang.srt.mega.models.glm_moe_dsa.binder import Binder
+from sglang.srt.mega.models.glm_moe_dsa.slots import SLOTS
 from sglang.srt.mega.models.glm_moe_dsa.tactics import MAX_ROWS
 from sglang.srt.mega.parity import STEP, Written
-from sglang.srt.mega.plan import Cause, Unavailable
-from sglang.srt.mega.slots import TOLERANCE, Slot
-from sglang.srt.mega.step import Kernel
 from sglang.srt.mega.view import StepView
 from sglang.srt.runtime_context import get_server_args
 
 
-def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
-    """What the requirements cannot state."""
-    reasons = common.slot_list_reasons(SLOTS) + common.parity_reasons(cfg)
-    return reasons + common.no_kernel_reasons(SLOTS, KERNELS)
-
-
-def model_disable_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
+def model_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
     """What only the loaded model shows."""
     layers = getattr(getattr(model, "model", None), "layers", None)
     if layers is None or not all(hasattr(layer.self_attn, "attn_mqa") for layer in layers):
@@ -45,21 +28,11 @@ def model_disable_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
     return []
 
 
-def build(model: torch.nn.Module, hf_config: Any, context: BuildContext) -> Executor:
-    """Plan the slots, bind the kernel, and hand both to the executor."""
-    layers, device = model.model.layers, model.model.embed_tokens.weight.device
-    dtype, top_k = get_server_args().kv_cache_dtype, int(hf_config.index_topk)
-
-    def unavailable(slot: Slot) -> Unavailable | None:
-        why = without_weights(slot)
-        if why is None and (reason := binder.refusal(layers, dtype, top_k)) is not None:
-            why = Unavailable(Cause.CONFIG, reason, "leave it out of the slot list")
-        return why
-
-    def bind(slot: str) -> Mapping[tuple[str, int], Kernel]:
-        return binder.bind_sparse_mla(layers, dtype, top_k, device)
-
-    return common.assemble(SPEC.name, SLOTS, context, unavailable, bind, (DECODE, VERIFY), written)
+def bound(model: torch.nn.Module, hf_config: Any) -> Bound:
+    """The attention of the loaded layers."""
+    device = model.model.embed_tokens.weight.device
+    binder = Binder(model.model.layers, get_server_args().kv_cache_dtype, int(hf_config.index_topk), device)
+    return Bound(written, binder.unavailable, binder.bind)
 
 
 def written(slot: str, layer: Any, view: StepView) -> Written:
@@ -71,21 +44,12 @@ def written(slot: str, layer: Any, view: StepView) -> Written:
     return {}
 
 
-SPEC = MegakernelSpec(
+SPEC = family_spec(
     name="GLM-5 decode and verify",
-    requires=Requirements(
-        isas=frozenset({"sm_90", host.EMULATED}),
-        tp_sizes=frozenset({1, 2, 4, 8}),
-        dtypes=frozenset({"bfloat16"}),
-    ),
-    features=frozenset({Feature.SPECULATIVE_DECODING}),
-    numerics=Numerics(
-        NumericsKind.TOLERANCE,
-        {name: s.numerics.rtol for name, s in SLOTS.items() if s.numerics.kind == TOLERANCE},
-    ),
+    slots=SLOTS,
     max_rows=MAX_ROWS,
-    build=build,
-    api_version=2,
-    model_disable_reasons=model_disable_reasons,
-    config_disable_reasons=config_disable_reasons,
+    modes=(DECODE, VERIFY),
+    tp_sizes=frozenset({1, 2, 4, 8}),
+    bound=bound,
+    model_reasons=model_reasons,
 )

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 from sglang.srt.mega import slots
-from sglang.srt.mega.build import NO_KERNEL
-from sglang.srt.mega.plan import Unavailable
 from sglang.srt.mega.slots import BITWISE, Numerics, Slot
 
 MAX_ROWS = 64
@@ -34,8 +32,3 @@ SLOTS = slots.table(
         Slot("moe", 1, MAX_ROWS, Numerics(BITWISE, test=PARITY), stock="layer.mlp"),
     ]
 )
-
-
-def without_weights(slot: Slot) -> Unavailable | None:
-    """Why a slot has no kernel whatever the checkpoint."""
-    return NO_KERNEL

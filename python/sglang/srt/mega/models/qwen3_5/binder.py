@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -130,7 +130,7 @@ class Binder:
                         return f"layer {layer.layer_id}: {name} is not contiguous"
         return None
 
-    def bind(self, slots: set[str]) -> dict[tuple[str, int], Kernel]:
+    def bind(self, slots: Collection[str]) -> dict[tuple[str, int], Kernel]:
         """(slot, id of layer) -> kernel, for the wanted slots; compiles what the cache lacks."""
         if not slots or self.shape is None:
             return {}

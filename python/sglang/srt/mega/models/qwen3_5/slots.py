@@ -30,6 +30,7 @@ SLOTS = slots.table(
             stock="stages.gated_delta_net",
             reads=("convolution state", "recurrent state"),
             writes=("convolution state", "recurrent state"),
+            entries=("stream_entry", "gdn_front", "gdn_step", "gdn_out"),
         ),
         Slot(
             "attention",
@@ -39,6 +40,7 @@ SLOTS = slots.table(
             stock="stages.attention",
             reads=("KV cache", "request table"),
             writes=("KV cache",),
+            entries=("stream_entry", "attn_front", "attn_decode", "attn_merge", "attn_out"),
         ),
         Slot(
             "moe",
@@ -49,6 +51,7 @@ SLOTS = slots.table(
             # of 720 rows, the widest 5.4e-3 of the row's largest logit apart).
             Numerics(TOLERANCE, test=PARITY, rtol=2**-6, ties=2**-7),
             stock="stages.moe",
+            entries=("stream_entry", "moe_route", "moe_up", "moe_down"),
             weights="w13 and w2 as the unquantised fused MoE holds them",
         ),
     ]

@@ -1,29 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Qwen3.5's megakernel runs, and its build."""
+"""Where Qwen3.5's megakernel runs, and what it binds."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from sglang.kernels.plugin_kernels.nvidia.spec import (
-    BuildContext,
-    MegakernelSpec,
-    Numerics,
-    NumericsKind,
-    Requirements,
-)
-from sglang.srt.environ import envs
 from sglang.srt.layers.quantization import post_quant
-from sglang.srt.mega import host
-from sglang.srt.mega.executor import DECODE, Executor
-from sglang.srt.mega.models.qwen3_5 import binder, buffers
+from sglang.srt.mega.build import Bound, family_spec
+from sglang.srt.mega.executor import DECODE
+from sglang.srt.mega.models.qwen3_5 import buffers
+from sglang.srt.mega.models.qwen3_5.binder import Binder
 from sglang.srt.mega.models.qwen3_5.slots import MAX_ROWS, SLOTS
-from sglang.srt.mega.plan import Cause, Unavailable, agree, make_plan
-from sglang.srt.mega.slots import Slot, SlotListError, select
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.mega.plan import Cause, Unavailable
+from sglang.srt.mega.slots import Slot
+from sglang.srt.mega.step import Kernel
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +28,9 @@ def backbone(model: torch.nn.Module) -> Any:
     return getattr(inner, "language_model", inner)
 
 
-def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
-    """What the requirements cannot state: a readable slot list, a step that one rank holds whole, weights in
-    BF16.
-    """
+def config_reasons(cfg: Any, hf_config: Any) -> list[str]:
+    """What the requirements cannot state: weights in BF16, a state and caches in the form that is read."""
     reasons = []
-    try:
-        select(SLOTS, envs.SGLANG_NVIDIA_MEGAKERNEL_SLOTS.get())
-    except SlotListError as error:
-        reasons.append(str(error))
     if cfg.quantization or getattr(hf_config, "quantization_config", None):
         reasons.append("the weights are quantised; the kernels of this spec read BF16")
     reasons += post_quant_reasons()
@@ -52,10 +40,6 @@ def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
         reasons.append(f"--kv-cache-dtype {cfg.kv_cache_dtype}: the attention kernel reads a BF16 cache")
     if cfg.enable_unified_memory or cfg.enable_page_major_kv_layout:
         reasons.append("unified memory or the page-major KV layout: the kernels read plain pools")
-    if envs.SGLANG_MEGAKERNEL_PARITY.get() and cfg.cuda_graph_config.decode.backend != "disabled":
-        reasons.append(
-            "SGLANG_MEGAKERNEL_PARITY compares eager steps; pass --cuda-graph-backend-decode disabled"
-        )
     return reasons
 
 
@@ -73,7 +57,7 @@ def post_quant_reasons() -> list[str]:
     ]
 
 
-def model_disable_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
+def model_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
     """What only the loaded model shows."""
     inner = backbone(model)
     layers = getattr(inner, "layers", None)
@@ -87,46 +71,30 @@ def model_disable_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
     return []
 
 
-def build(model: torch.nn.Module, hf_config: Any, context: BuildContext) -> Executor:
-    """Plan the slots, bind the kernels, and hand both to the executor."""
+def bound(model: torch.nn.Module, hf_config: Any) -> Bound:
+    """The stages of the loaded layers."""
     inner = backbone(model)
-    bound = binder.Binder(inner, mrope=bool(getattr(model, "is_mrope_enabled", False)))
+    binder = Binder(inner, mrope=bool(getattr(model, "is_mrope_enabled", False)))
 
-    def availability(slot: Slot) -> Unavailable | None:
-        reason = bound.unavailable(slot.name)
+    def unavailable(slot: Slot) -> Unavailable | None:
+        reason = binder.unavailable(slot.name)
         return None if reason is None else Unavailable(Cause.WEIGHTS, reason, "the stock step runs it")
 
-    plan = make_plan(
-        SLOTS, select(SLOTS, envs.SGLANG_NVIDIA_MEGAKERNEL_SLOTS.get()), context.widths, availability
-    )
-    agree(plan, SPEC.name)
-    wanted = {name for rows in plan.widths for name in plan.kernels(rows)}
-    kernels = bound.bind(wanted)
-    logger.info("NVIDIA megakernel: %s", bound.memory())
-    return Executor(
-        name=SPEC.name,
-        slots=SLOTS,
-        plan=plan,
-        kernels=kernels,
-        modes=frozenset({DECODE}),
-        written=buffers.written_by(inner),
-        choosers=bound.choosers,
-        parity_rank=get_parallel().tp_rank if envs.SGLANG_MEGAKERNEL_PARITY.get() else None,
-    )
+    def bind(slots: frozenset[str]) -> Mapping[tuple[str, int], Kernel]:
+        kernels = binder.bind(slots)
+        logger.info("NVIDIA megakernel: %s", binder.memory())
+        return kernels
+
+    return Bound(buffers.written_by(inner), unavailable, bind, binder.choosers)
 
 
-SPEC = MegakernelSpec(
+SPEC = family_spec(
     name="Qwen3.5 plain decode",
-    requires=Requirements(
-        isas=frozenset({"sm_90", host.EMULATED}),
-        tp_sizes=frozenset({1}),
-        dtypes=frozenset({"bfloat16"}),
-    ),
-    features=frozenset(),
-    numerics=Numerics(NumericsKind.TOLERANCE, {name: slot.numerics.rtol for name, slot in SLOTS.items()}),
+    slots=SLOTS,
     max_rows=MAX_ROWS,
-    build=build,
-    api_version=2,
-    model_disable_reasons=model_disable_reasons,
-    config_disable_reasons=config_disable_reasons,
+    modes=(DECODE,),
+    tp_sizes=frozenset({1}),
+    bound=bound,
+    config_reasons=config_reasons,
+    model_reasons=model_reasons,
 )
