@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from test_requests import (
     draw,  # noqa: F401
-    free_slots,
     prompt,
     test_a_json_schema_is_obeyed_beside_a_free_request,  # noqa: F401
     test_a_regular_expression_is_obeyed,  # noqa: F401
@@ -20,7 +19,7 @@ from test_requests import (
 
 pytestmark = pytest.mark.e2e
 
-PAGE, PAGES = 256, 8
+PAGE, PAGES = 256, 5
 DRAFTS = {
     "plain": {},
     "drafting": {"speculative_algorithm": "DSPARK", "speculative_dspark_block_size": 5},
@@ -47,13 +46,13 @@ def engine(request, tiny) -> Any:
 def test_retracted_requests_are_resumed_and_lose_nothing(engine, draw) -> None:  # noqa: F811
     batch = [prompt(draw, PAGE - 16) for _ in range(PAGES)]  # a page each, and soon a second
     engine.flush()
-    before = engine.call(free_slots)
-    few = [engine.generate(batch[i : i + 2], 40, ignore_eos=False) for i in range(0, len(batch), 2)]
+    before = engine.free_slots()
+    few = [engine.generate(batch[i : i + 2], 24, ignore_eos=False) for i in range(0, len(batch), 2)]
     assert not any(reply.retractions for replies in few for reply in replies)
     alone = [reply.tokens for replies in few for reply in replies]
     engine.flush()
-    together = engine.generate(batch, 40, ignore_eos=False)
+    together = engine.generate(batch, 24, ignore_eos=False)
     assert sum(reply.retractions for reply in together) > 0, "the pool was large enough for all"
     assert [reply.tokens for reply in together] == alone
     engine.flush()
-    assert engine.call(free_slots) == before
+    assert engine.free_slots() == before

@@ -3,7 +3,7 @@
 
 A server starts three processes that each import SGLang. Tests of what the scheduler does need one of them,
 and need to look into it: this runs ``Scheduler`` with its own event loops in a child of a fork server that
-has the imports, and answers calls over a pipe. ``Local.call`` runs a test's function in the child.
+has the imports, and answers calls over a pipe. ``Local.call`` runs a function in the child.
 """
 
 from __future__ import annotations
@@ -195,15 +195,25 @@ class Shop:
     def flush(self) -> None:
         assert self.scheduler.flush_cache(), "the cache is in use"
 
+    def free_slots(self) -> tuple[int, int]:
+        scheduler = self.scheduler
+        return (
+            scheduler.token_to_kv_pool_allocator.available_size(),
+            scheduler.req_to_token_pool.available_size(),
+        )
+
 
 class Local:
-    """The test's side of a forked scheduler."""
+    """The test's side of a scheduler in a child process."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """``function(shop, *args)`` in the child; its result, or its failure raised here."""
+        """``function(shop, *args)`` in the child; its result, or its failure raised here.
+
+        ``function`` belongs to a module of ``cpu_engine``: the child cannot import test files.
+        """
         self.pipe.send((function, args))
         good, value = self.pipe.recv()
         if not good:
@@ -227,6 +237,10 @@ class Local:
 
     def flush(self) -> None:
         self.call(Shop.flush)
+
+    def free_slots(self) -> tuple[int, int]:
+        """Cache slots that no request and no cached prefix holds, and rows of the request table."""
+        return self.call(Shop.free_slots)
 
 
 def context() -> Any:
@@ -281,10 +295,9 @@ def _child(
         while True:
             try:
                 function, args = pipe.recv()
+                pipe.send((True, function(shop, *args)))
             except EOFError:
                 break
-            try:
-                pipe.send((True, function(shop, *args)))
             except BaseException:
                 pipe.send((False, traceback.format_exc()))
     finally:
