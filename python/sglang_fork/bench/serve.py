@@ -25,9 +25,8 @@ from sglang_fork.bench import dummy, machine, plumbing, served, stats, traffic
 from sglang_fork.bench.client import Client
 from sglang_fork.bench.load import Answer
 from sglang_fork.bench.record import PLUMBING
-from sglang_fork.commands.demo import free_port
 from sglang_fork.errors import ForkError
-from sglang_fork.launch import decide, process, record, serve, start, tiny
+from sglang_fork.launch import decide, port, process, record, serve, start, tiny
 from sglang_fork.resolve import resolve
 
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
@@ -189,7 +188,7 @@ def launched(plan: Plan, arm: str) -> Iterator[tuple[str, Path]]:
         shell["SLOTS"] = plan.slots
     profile = env.built_profile() or "cuda"
     is_tiny = plan.weights.startswith("tiny")
-    extra = ["--port", str(free_port()), "--enable-metrics", *plan.extra]
+    extra = ["--port", str(port.unused()), "--enable-metrics", *plan.extra]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         if plan.weights.endswith("dummy"):
             model = dummy.write_folder(Path(folder), configuration(plan))

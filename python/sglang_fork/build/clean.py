@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_fork import env
-from sglang_fork.build.environment import sha256
 from sglang_fork.build.stamp import build_lock, read_stamp
 from sglang_fork.errors import ForkError
 from sglang_fork.launch import record
@@ -17,6 +16,7 @@ from sglang_fork.lock import FOLDER, RUNTIME
 from sglang_fork.paths import ROOT, state_dir
 from sglang_fork.stack import workspace
 from sglang_fork.stack.series import read_series
+from sglang_fork.stack.wheel import sha256
 
 
 @dataclass(frozen=True)

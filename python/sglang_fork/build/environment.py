@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from sglang_fork.errors import ForkError
 from sglang_fork.lock import DEV, FOLDER, RUNTIME
 from sglang_fork.lock.requirements import Pin, parse_lock, read_lock
 from sglang_fork.paths import state_dir
+from sglang_fork.stack.wheel import sha256
 
 GIB = 1 << 30
 NEEDED_BYTES = {"cuda": 12 * GIB, "cpu": 7 * GIB}
@@ -37,12 +37,6 @@ class Contents:
         """The requirements file, every line with its hashes."""
         own = [f"{name} @ {path.as_uri()} --hash=sha256:{sha256(path)}" for name, path in self.wheels]
         return "\n".join([*(pin.text for pin in self.pins), *own]) + "\n"
-
-
-def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_torch_family(name: str) -> bool:

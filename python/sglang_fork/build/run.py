@@ -24,7 +24,7 @@ from sglang_fork.paths import ROOT, state_dir
 from sglang_fork.stack import workspace
 from sglang_fork.stack.apply import AppliedTree, apply_stack
 from sglang_fork.stack.platforms import Platform, native_platform
-from sglang_fork.stack.wheel import fetch_base_wheel
+from sglang_fork.stack.wheel import fetch_base_wheel, sha256
 
 RECIPE = 1
 """Goes up when a build makes something else of the same inputs: existing environments are refreshed then."""
@@ -154,7 +154,7 @@ def _wanted(profile: str, options: Options, tree: AppliedTree, before: Stamp | N
     platform = native_platform()
     local = local_version(tree.patch_count, tree.tree_hash, options.dev)
     dev_tools = options.dev_tools or (before is not None and before.dev_tools)
-    lock = environment.sha256(FOLDER / RUNTIME)
+    lock = sha256(FOLDER / RUNTIME)
     if options.skip_venv and before is not None:
         lock = before.lock
     return Stamp(
@@ -179,10 +179,10 @@ def _wheel(tree: AppliedTree, stamp: Stamp) -> Path:
         return repack_editable(tree.wheel, tree.path, local, dist)
     target = dist / wheel_name(tree.wheel, local)
     seal = target.with_name(target.name + ".sha256")
-    if target.exists() and seal.exists() and seal.read_text() == environment.sha256(target):
+    if target.exists() and seal.exists() and seal.read_text() == sha256(target):
         return target
     repack(tree.wheel, tree_files(tree.path, tree.tree_hash), local, dist, licenses=ROOT)
-    seal.write_text(environment.sha256(target))
+    seal.write_text(sha256(target))
     return target
 
 

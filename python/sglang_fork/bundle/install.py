@@ -13,13 +13,13 @@ import sys
 import zipfile
 from pathlib import Path
 
-from sglang_fork.build.environment import sha256
 from sglang_fork.build.installer import plain_env, uv_complaint
 from sglang_fork.build.run import native_extras
 from sglang_fork.build.stamp import Stamp, write_stamp
 from sglang_fork.bundle.pack import MANIFEST, Manifest
 from sglang_fork.env import cache_dir, venv_dir
 from sglang_fork.errors import ForkError
+from sglang_fork.stack.wheel import sha256
 
 PROFILE = "cuda"
 

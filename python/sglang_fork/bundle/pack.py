@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from sglang_fork.build.environment import sha256
 from sglang_fork.bundle import sbom
 from sglang_fork.bundle.slim import Slimmed, is_pruned, slim
 from sglang_fork.errors import ForkError
 from sglang_fork.paths import ROOT
+from sglang_fork.stack.wheel import sha256
 
 MANIFEST = "manifest.json"
 ARCHIVE = "payload.tar"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 
-from sglang_fork.build.environment import sha256
+from sglang_fork.stack.wheel import sha256
 
 _LICENCE = re.compile(r"\.dist-info/(?:licenses/.+|(?:LICEN[CS]E|COPYING|NOTICE|EULA)[^/]*)$", re.IGNORECASE)
 

@@ -10,7 +10,6 @@ import shutil
 import sys
 from pathlib import Path
 
-from sglang_fork.build.environment import sha256
 from sglang_fork.build.run import fork_wheel_for
 from sglang_fork.bundle import fetch, pack
 from sglang_fork.errors import ForkError
@@ -18,6 +17,7 @@ from sglang_fork.lock import FOLDER, RUNTIME
 from sglang_fork.lock.requirements import canonical
 from sglang_fork.paths import state_dir
 from sglang_fork.stack.platforms import MACHINES, Platform
+from sglang_fork.stack.wheel import sha256
 
 HELP = "pack all that installs on a machine with no network, for one Python, machine and GPU"
 ARCHES = ("sm_90", "sm_100", "sm_103", "sm_121")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from sglang_fork import env, preset
 from sglang_fork.build.run import Options, build
 from sglang_fork.errors import ForkError
-from sglang_fork.launch import process, record, serve, start, tiny
+from sglang_fork.launch import port, process, record, serve, start, tiny
 from sglang_fork.resolve import resolve
 
 HELP = "build if needed, serve the tiny Qwen3.5 here, answer one completion, stop"
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     profile = env.built_profile() or build(Options()).profile
     shell = {name: value for name, value in os.environ.items() if name not in ("HOST", "PORT")}
-    resolution = resolve(preset.load(PRESET), shell, ["--port", str(free_port())])
+    resolution = resolve(preset.load(PRESET), shell, ["--port", str(port.unused())])
     resolution, _ = tiny.apply(resolution, profile)
     start.launch(resolution, profile, NAME, is_tiny=True, timeout_s=900, detach=True)
     known = record.find(NAME)
@@ -80,9 +79,3 @@ def report(known: record.Record, prompt: str, answer: dict[str, Any]) -> list[st
     ]
     lines.append(f"note    {tiny.about(Path(known.model))}")
     return lines
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from sglang_fork import env, preset
 from sglang_fork.evaluation.client import Server
-from sglang_fork.launch import process, record, serve, start, tiny
+from sglang_fork.launch import port, process, record, serve, start, tiny
 from sglang_fork.resolve import resolve
 
 MODEL_PATH = "SGLANG_NVIDIA_MEGAKERNEL_E2E_MODEL_PATH"
@@ -47,7 +46,7 @@ def started(choice: Choice, mode: str | None, logs: Path) -> Iterator[tuple[Serv
     name = f"eval-{mode or 'preset'}-{os.getpid()}"
     chosen = preset.load(choice.preset)
     chosen = chosen.on(choice.machine) if choice.machine else chosen
-    extra = ["--port", str(free_port())]
+    extra = ["--port", str(port.unused())]
     if path := os.environ.get(MODEL_PATH):
         extra += ["--model-path", path]
     resolution = resolve(chosen, shell_of(os.environ, mode), extra)
@@ -65,9 +64,3 @@ def started(choice: Choice, mode: str | None, logs: Path) -> Iterator[tuple[Serv
             if known.log.is_file():
                 shutil.copy(known.log, logs / f"server-{mode or 'preset'}.log")
             known.forget()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -27,6 +27,13 @@ def reasons(host: str, port: int) -> list[str]:
     return []
 
 
+def unused() -> int:
+    """A port of 127.0.0.1 that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _holder(port: int) -> str:
     for known in record.running():
         if known.port == port:

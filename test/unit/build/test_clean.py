@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sglang_fork.build import clean
-from sglang_fork.build.environment import sha256
 from sglang_fork.build.stamp import Stamp, build_lock, write_stamp
 from sglang_fork.cli import main
 from sglang_fork.launch import process, record
@@ -19,6 +18,7 @@ from sglang_fork.lock import FOLDER, RUNTIME
 from sglang_fork.paths import ROOT
 from sglang_fork.stack import workspace
 from sglang_fork.stack.series import read_series
+from sglang_fork.stack.wheel import sha256
 
 VERSION = read_series(ROOT / "patches").version
 FORK = f"{VERSION}+mega.3.gnow"

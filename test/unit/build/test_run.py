@@ -198,6 +198,23 @@ def test_skip_torch_keeps_torch(machine: Path) -> None:
     assert "pip sync" not in machine.read_text(), "a sync would remove torch"
 
 
+def test_kernels_are_compiled_for_this_machines_gpus_unless_skipped(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[tuple[str, ...]] = []
+    monkeypatch.setattr(run.kernels, "gpu_architectures", lambda: ["sm_90a"])
+    monkeypatch.setattr(run.kernels, "compile_kernels", lambda profile, archs: compiled.append(tuple(archs)))
+    build(Options(skip_kernels=True), quiet())
+    assert compiled == []
+    build(Options(), quiet())
+    assert compiled == [], "nothing to do"
+    drop_stamp("cpu")
+    build(Options(), quiet())
+    assert compiled == [("sm_90a",)]
+    build(Options(kernels=("sm_100a", "sm_121a")), quiet())
+    assert compiled[1:] == [("sm_100a", "sm_121a")], "asked for by name, also where all else is built"
+
+
 def test_flags_that_contradict() -> None:
     with pytest.raises(ForkError, match="stands alone"):
         Options(skip_venv=True, skip_torch=True)

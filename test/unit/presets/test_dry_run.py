@@ -134,6 +134,7 @@ def test_the_key_is_in_no_dry_run(tmp_path: Path) -> None:
 
 
 REFUSALS = [
+    ("unknown command", ["biuld"], {}, "did you mean: build"),
     ("unknown preset", ["Qwen35-NVFP4"], {}, "did you mean: Qwen3.5-NVFP4"),
     ("unknown flag", ["Kimi-K3", "--dryrun"], {}, "did you mean: --dry-run"),
     ("unknown variant", ["Kimi-K3", "--dry-run", "--on", "h200"], {}, "has no variant for h200"),

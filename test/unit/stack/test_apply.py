@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,22 @@ def test_foreign_wheel_serves_this_machine(fork: Fork) -> None:
     foreign = fork.apply(platform=platforms.Platform("cp312", machine))
     assert machine in foreign.wheel.name
     assert not fork.apply().changed
+
+
+def test_a_current_tree_costs_little(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build with nothing to do is to end at once on a loaded machine: few processes, no wheel read."""
+    fork.apply()
+    started: list[tuple[str, ...]] = []
+    real = Git.run
+
+    def run(git: Git, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        started.append(words)
+        return real(git, *words, **options)
+
+    monkeypatch.setattr(Git, "run", run)
+    next(wheel.wheels_dir().glob("*.whl")).unlink()  # read by nobody, so missed by nobody
+    assert not fork.apply().changed
+    assert len(started) <= 4, started
 
 
 def test_modes_do_not_reach_the_base(fork: Fork) -> None:
