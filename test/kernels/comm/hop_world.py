@@ -76,10 +76,19 @@ class HopWorld:
         normed, residual = add_norm(
             all_reduce(partials), before, weight, self.shape.epsilon, self.shape.gemma
         )
-        for rank in range(self.shape.ranks):
-            where = f"round {index}, rank {rank}"
-            assert torch.equal(bits(outs[rank]), bits(outs[0])), f"{where}: ranks differ"
-            torch.testing.assert_close(residuals[rank], residual, rtol=0, atol=0, equal_nan=True, msg=where)
-            torch.testing.assert_close(outs[rank], normed, rtol=2**-7, atol=1e-6, equal_nan=True, msg=where)
-            zeros = (residual == 0) & ~residual.isnan()
-            assert torch.equal(bits(residuals[rank])[zeros], bits(residual)[zeros]), f"{where}: sign of zero"
+        # A failure's first index is the rank.
+        where, got_outs, got_residuals = f"round {index}", torch.stack(outs), torch.stack(residuals)
+        assert torch.equal(bits(got_outs), bits(got_outs[:1]).expand_as(got_outs)), f"{where}: ranks differ"
+        wanted = residual.expand_as(got_residuals)
+        _assert_close(got_residuals, wanted, rtol=0, atol=0, where=where)
+        _assert_close(
+            got_outs[0], normed, rtol=2**-7, atol=1e-6, where=where
+        )  # the other ranks' bits are its
+        zeros = (wanted == 0) & ~wanted.isnan()
+        assert torch.equal(bits(got_residuals)[zeros], bits(wanted)[zeros]), f"{where}: sign of zero"
+
+
+def _assert_close(got: torch.Tensor, wanted: torch.Tensor, rtol: float, atol: float, where: str) -> None:
+    torch.testing.assert_close(
+        got, wanted, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text: f"{where}: {text}"
+    )
