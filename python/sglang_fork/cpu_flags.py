@@ -32,6 +32,7 @@ SERVER: Mapping[str, tuple[str, str]] = MappingProxyType(
             "sglang.srt.hardware_backend.cpu.served",
             "SGLang's other model files are left alone",
         ),
+        "OMP_NUM_THREADS": ("1", "products this small take less time than threads take to meet"),
     }
 )
 
