@@ -28,19 +28,27 @@ class Server:
     timeout_s: float = 600
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The JSON that answers a POST of ``body``."""
+        answer = self._post(path, body)
+        try:
+            return json.loads(answer)
+        except ValueError as error:
+            raise ForkError(f"{self.url}{path} answered no JSON: {error}", code=1) from error
+
+    def _post(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get("SGLANG_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url.rstrip('/')}{path}", data, headers)
+        request = urllib.request.Request(f"{self.url.rstrip('/')}{path}", data, headers, method="POST")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=self.timeout_s) as answer:
-                return json.load(answer)
+                return bytes(answer.read())
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")[:500]
             raise ForkError(f"{self.url}{path} answered {error.code}: {said}", code=1) from error
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise ForkError(
                 f"{self.url}{path} does not answer: {error}", "is the server up?", code=1
             ) from error
@@ -70,12 +78,7 @@ class Server:
 
     def flush(self) -> None:
         """Empty the prefix cache, so that a prefill computes everything itself."""
-        request = urllib.request.Request(f"{self.url.rstrip('/')}/flush_cache", method="POST")
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            opener.open(request, timeout=60).close()
-        except OSError as error:
-            raise ForkError(f"{self.url} does not empty its cache: {error}", code=1) from error
+        self._post("/flush_cache?timeout=60")  # until the last request is put away
 
     def each(self, ask: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """``ask`` of every item, ``parallel`` at a time, in order."""

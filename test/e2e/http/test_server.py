@@ -23,12 +23,13 @@ from typing import Any
 import pytest
 from front_door import free_port, sglang
 
-from sglang_fork.paths import state_dir
+from sglang_fork.paths import ROOT, state_dir
 
 pytestmark = pytest.mark.e2e
 
 NAME = f"e2e-http-{os.getpid()}"
 KEY = "k3y-of-the-e2e-test"
+QUESTIONS = ROOT / "test" / "unit" / "evaluation" / "questions.jsonl"
 PROMPTS = ["The quick brown fox", "1 2 3 4 5", "def main():", "Once upon a time there was", "a", "SGLang is"]
 
 
@@ -147,6 +148,29 @@ def test_the_serving_benchmark_measures_it(server: Server, monkeypatch: pytest.M
     assert [answer.error for answer in answers] == ["", ""]
     for answer in answers:
         assert answer.tokens == 4 and answer.itl_s and 0 < answer.ttft_s < answer.latency_s
+
+
+def test_eval_asks_it_and_its_decode_is_its_prefill(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server stands for the megakernel on and for off: in FP32 it answers a question twice alike."""
+    from sglang_fork.cli import main
+
+    monkeypatch.setenv("SGLANG_API_KEY", KEY)
+    words = ["eval", "Qwen3.5-35B-A3B", "--url", server.url, "--off-url", server.url, "--out", str(tmp_path)]
+    words += ["--gsm8k", str(QUESTIONS), "--questions", "1", "--tokens", "4"]
+    words += ["--passkeys", "1", "--filler", "1", "--kl", "1", "--kl-tokens", "6"]
+    assert main(words) == 0
+    result = json.loads((tmp_path / "eval.json").read_text())
+    for figures in result["servers"].values():
+        assert (figures["gsm8k"]["of"], figures["passkey"]["of"]) == (1, 1)
+        divergence = figures["kl_decode_from_prefill"]
+        assert divergence["steps"] == 5 and divergence["max"] < 1e-6
+    assert result["servers"].keys() == {"on", "off"}
+    for task in ("gsm8k", "passkey"):
+        paired = result["mcnemar"][task]
+        assert paired["both"] + paired["neither"] == 1 and paired["p_value"] == 1.0
+    assert "exact McNemar test" in capsys.readouterr().out
 
 
 def test_the_key_is_asked_for_and_is_nowhere(server: Server) -> None:
