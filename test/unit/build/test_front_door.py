@@ -85,15 +85,23 @@ def test_what_is_built_goes_on_with_its_python(checkout: Path, path: Path, tmp_p
 
 
 def test_byte_code_is_kept(checkout: Path, tmp_path: Path) -> None:
-    """Also where the caller's shell forbids it; an environment's Python leads to the one it was made of."""
+    """Also where the caller's shell forbids it. A Python that was named is taken as it is; that of a built
+    environment leads to the one that it was made of, for a build may remove it.
+    """
     (tmp_path / "python").mkdir()
     (tmp_path / "python/sglang_fork.py").write_text(
         "import sys; print(sys.dont_write_bytecode, sys.executable)"
     )
     shutil.copy(checkout / "sglang.sh", tmp_path)
-    env = os.environ | {"SGLANG_PYTHON": sys.executable, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([str(tmp_path / "sglang.sh")], capture_output=True, text=True, env=env)
-    assert done.stdout.split() == ["False", sys._base_executable], done.stderr  # type: ignore[attr-defined]
+    (tmp_path / ".sglang").mkdir()
+    (tmp_path / ".sglang/venv-cpu").symlink_to(sys.prefix)
+    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    env.pop("SGLANG_FORK_HOME", None)
+    base: str = sys._base_executable  # type: ignore[attr-defined]
+    for named, taken in ((sys.executable, sys.executable), ("", base)):
+        command = [str(tmp_path / "sglang.sh")]
+        done = subprocess.run(command, capture_output=True, text=True, env=env | {"SGLANG_PYTHON": named})
+        assert done.stdout.split() == ["False", taken], done.stderr
 
 
 @pytest.mark.parametrize("fault", ["missing", "too new", "a folder", "not executable"])
