@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 
-from sglang_fork.doctor import libraries, resources, toolchain
+from sglang_fork.doctor import gb10, libraries, resources, toolchain
 from sglang_fork.doctor.finding import Finding, Level, error
 from sglang_fork.doctor.machine import Machine
 
@@ -20,6 +20,7 @@ CHECKS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
     libraries.native,
     libraries.cuda_runtimes,
     resources.memory,
+    gb10.known_causes,
     resources.disk,
     resources.ports,
     resources.caches,

@@ -17,7 +17,7 @@ from sglang_fork.binary import fatbin
 from sglang_fork.binary.elf import Elf
 from sglang_fork.build.stamp import Stamp, write_stamp
 from sglang_fork.commands import doctor
-from sglang_fork.doctor import libraries, resources, toolchain
+from sglang_fork.doctor import gb10, libraries, resources, toolchain
 from sglang_fork.doctor.finding import Finding, Level
 from sglang_fork.doctor.machine import Machine
 from sglang_fork.doctor.report import as_text, examine
@@ -309,6 +309,29 @@ def test_unified_memory_reads_meminfo(machine: Callable[..., Fake], tmp_path: Pa
     assert [f.level for f in low] == [Level.ERROR, Level.WARN]
     assert "freezes" in low[0].breaks and "swap" in low[1].what
     assert problems(list(resources.memory(machine()))) == [], "host memory is not the H200's"
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64, expandable_segments: True"},
+            ["NV_ERR_NO_MEMORY"],
+        ),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, ["NV_ERR_NO_MEMORY"]),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, []),
+        ({"SGLANG_NVFP4_SELF_TEST": "0"}, ["gibberish"]),
+        ({}, []),
+    ],
+)
+def test_what_users_of_a_gb10_ran_into(
+    machine: Callable[..., Fake], environ: dict[str, str], said: list[str]
+) -> None:
+    found = examine(machine(cards=(GB10,), environ=environ))
+    seen = problems(found, "gb10")
+    assert len(seen) == len(said) and all(word in f.breaks for f, word in zip(seen, said, strict=True))
+    assert [f for f in found if f.area == "gb10" and "DISABLE_MTP=1" in f.what]
+    assert list(gb10.known_causes(machine(environ=environ))) == [], "an H200 is told none of it"
 
 
 def test_gpu_memory_in_use(machine: Callable[..., Fake]) -> None:

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pretend devices, and the twin of Marlin's kernels."""
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "marlin"))
+UNIT = Path(__file__).parents[1]
+sys.path[:0] = [str(UNIT / "marlin"), str(UNIT / "models" / "production")]
 
 
 @pytest.fixture
@@ -16,6 +20,28 @@ def twin(monkeypatch):
 
     with marlin_twin.installed(monkeypatch):
         yield marlin_twin
+
+
+@pytest.fixture(scope="session")
+def loads(tmp_path_factory):
+    """What ``loads.py`` saw: one process that is a GB10, for every test that needs one."""
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("loads.py"))]
+    command.append(str(tmp_path_factory.mktemp("gb10")))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def loaded(loads):
+    """``loaded(name)``: what one load saw; the test fails where the load failed."""
+
+    def of(name):
+        assert "seen" in loads[name], loads[name]["failed"][-3000:]
+        return loads[name]["seen"]
+
+    return of
 
 
 def platform(capability):

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a two-layer NVFP4 checkpoint as on a GB10; compares each layer's product with the checkpoint's own.
-
-    python load_nvfp4.py nemotron_h | mistral_small_4 FOLDER
+"""Two-layer NVFP4 checkpoints of Nemotron-H and Mistral-Small-4, loaded as on a GB10 and held to themselves.
 
 SGLang's CUDA classes for compute capability 12.1, its loader, its quantization methods and its Marlin layout
 run on a CPU; the four Marlin kernels are twins. The reference reads the checkpoint's tensors by their
-published names and dequantises them itself. The last line is JSON: the class, how many signatures the
-start-up self-test ran, and ``{layer: relative error}``.
+published names and dequantises them itself. ``loads.py`` runs ``loaded`` in a process of its own.
 """
 
 from __future__ import annotations
@@ -14,23 +11,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "models" / "production"), str(HERE.parent / "marlin")]
-
+import configs
 import fake_gpu
-import torch
-
-os.environ.pop("SGLANG_USE_CPU_ENGINE", None)  # the tests' environment asks for it; a GB10 does not
-fake_gpu.install("sm_121", count=1)
-for name in ("synchronize", "empty_cache", "max_memory_allocated", "memory_allocated", "memory_reserved"):
-    setattr(torch.cuda, name, lambda *args, **kwargs: 0)
-
 import marlin_twin
 import pytest
+import torch
 from safetensors.torch import save_file
 
 HIDDEN, EXPERTS, TOP_K, INTERMEDIATE, SHARED, HEADS = 256, 8, 2, 128, 256, 4
@@ -146,10 +134,7 @@ def mistral(folder: Path) -> Checkpoint:
             for name in ("w1", "w3"):
                 checkpoint.quantized(f"{at}.{block}.{name}", INTERMEDIATE, HIDDEN)
             checkpoint.quantized(f"{at}.{block}.w2", HIDDEN, INTERMEDIATE)
-    import configs
-
-    quantization = dict(configs.NVFP4_COMPRESSED)
-    quantization["ignore"] = ["lm_head", "re:.*self_attn.(q|kv).*"]
+    quantization = configs.NVFP4_COMPRESSED | {"ignore": ["lm_head", "re:.*self_attn.(q|kv).*"]}
     (folder / "params.json").write_text(json.dumps(MISTRAL | {"quantization_config": quantization}))
     save_file(checkpoint.tensors, folder / "consolidated.safetensors")
     return checkpoint
@@ -262,23 +247,16 @@ def compare(model: Any, matrices: dict[str, torch.Tensor], family: str) -> dict[
     return errors
 
 
-def main() -> None:
-    family, folder = sys.argv[1], Path(sys.argv[2])
+def loaded(folder: Path, family: str) -> dict[str, Any]:
+    """The class that a family's checkpoint became, how many signatures were self-tested, errors by layer."""
     checkpoint = {"nemotron_h": nemotron, "mistral_small_4": mistral}[family](folder)
-    patch = pytest.MonkeyPatch()
-    with torch.no_grad(), marlin_twin.installed(patch):
+    with torch.no_grad(), marlin_twin.installed(pytest.MonkeyPatch()):
         model = build(folder)
         from sglang.srt.layers.quantization import nvfp4_self_test
 
         load(model, checkpoint.tensors)
-        errors = compare(model, checkpoint.matrices, family)
-        errors = {
+        return {
             "class": type(model).__name__,
             "self_tested": len(nvfp4_self_test._passed),
-            "errors": errors,
+            "errors": compare(model, checkpoint.matrices, family),
         }
-    print(json.dumps(errors))
-
-
-if __name__ == "__main__":
-    main()

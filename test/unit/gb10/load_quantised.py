@@ -1,30 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: E402 (a process must look like a GPU's before anything imports SGLang)
 """The trained Qwen3.5's ModelOpt copy, MTP layer included, through SGLang's own quantization and loader.
 
-    python load_quantised.py FOLDER
-
 What the quantiser wrote is held against every parameter that SGLang has after loading, codes and scales, and
-again after its processing for a GB10: FP8 weights dequantised, experts multiplied by Marlin's twin. The last
-line is JSON.
+again after its processing for a GB10: FP8 weights dequantised, experts multiplied by Marlin's twin.
+``loads.py`` runs ``loaded`` in a process of its own.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "models" / "production"), str(HERE.parent / "marlin")]
-sys.path.append(str(HERE.parents[2] / "python"))
-
-import fake_gpu
-
-os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
-fake_gpu.install("sm_121", count=1)
 
 import load_nvfp4 as common
 import marlin_twin
@@ -204,7 +189,3 @@ def methods(model: Any) -> dict[str, str]:
     """The class of each layer's quantization method."""
     found = {name: getattr(layer, "quant_method", None) for name, layer in model.named_modules()}
     return {name: type(method).__name__ for name, method in found.items() if method is not None}
-
-
-if __name__ == "__main__":
-    print(json.dumps(loaded(Path(sys.argv[1]))))

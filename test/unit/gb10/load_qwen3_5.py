@@ -1,23 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a small Qwen3.5 in NVFP4 and its MTP draft as on a GB10, post-quantized as the presets ask.
+"""A small Qwen3.5 in NVFP4 and its MTP draft, loaded as on a GB10 and post-quantized as the presets ask.
 
-    python load_qwen3_5.py FOLDER
-
-Each layer's product is held against the BF16 form of the checkpoint that holds the dequantised weights. The
-last line is JSON: formats, errors by layer, and what became of the draft's own head.
+Each layer's product is held against the BF16 form of the checkpoint that holds the dequantised weights.
+``loads.py`` runs ``loaded`` in a process of its own.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
-
-GROUPS = {"SGLANG_NVFP4_POST_QUANT": "gdn", "SGLANG_FP8_POST_QUANT": "attention,shared_expert,lm_head"}
-os.environ |= GROUPS
-sys.path.append(str(Path(__file__).parents[3] / "python"))
 
 import load_nvfp4 as common
 import marlin_twin
@@ -25,6 +17,7 @@ import pytest
 import qwen3_5_checkpoint
 import torch
 
+GROUPS = {"SGLANG_NVFP4_POST_QUANT": "gdn", "SGLANG_FP8_POST_QUANT": "attention,shared_expert,lm_head"}
 SMALL = {
     "HIDDEN": 256, "HEADS": 2, "KV_HEADS": 1, "GDN_KEY_HEADS": 2, "GDN_VALUE_HEADS": 4,
     "EXPERTS": common.EXPERTS, "TOP_K": common.TOP_K, "EXPERT_WIDTH": 128, "SHARED_WIDTH": 128,
@@ -67,10 +60,10 @@ def layer_errors(model: Any, wanted: qwen3_5_checkpoint.Tensors) -> dict[str, fl
     return errors
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    patch = pytest.MonkeyPatch()
-    with torch.no_grad(), marlin_twin.installed(patch):
+def loaded(folder: Path) -> dict[str, Any]:
+    """Formats, errors by layer, and what became of the draft's own head."""
+    os.environ |= GROUPS
+    with torch.no_grad(), marlin_twin.installed(pytest.MonkeyPatch()):
         forms = qwen3_5_checkpoint.make(folder, SMALL, vocabulary=512)
         target = common.build(folder / "nvfp4")
         common.load(target, forms["nvfp4"])
@@ -89,7 +82,7 @@ def main() -> None:
             LogitsProcessor._compute_lm_head(model.logits_processor, x, model.lm_head)
             for model in (target, draft)
         ]
-        seen = {
+        return {
             "target": type(target).__name__,
             "draft": type(draft).__name__,
             "errors": layer_errors(target, forms["all"]),
@@ -98,8 +91,3 @@ def main() -> None:
             "draft_fp8": fp8_post_quant.holds_fp8(draft.model.layers[0].qkv_proj),
             "same_logits": bool(torch.equal(*logits)) and bool(logits[0].isfinite().all()),
         }
-    print(json.dumps(seen))
-
-
-if __name__ == "__main__":
-    main()

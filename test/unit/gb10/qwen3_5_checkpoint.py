@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import configs
 import torch
 from safetensors.torch import save_file
 
@@ -24,19 +25,7 @@ from sglang.srt.layers.quantization import fp8_post_quant, nvfp4_numerics
 from sglang_fork.checkpoints import qwen3_5, tokenizer
 
 FORMS = ("nvfp4", "exact", "gdn", "all")
-QUANTIZATION = {
-    "quant_method": "compressed-tensors",
-    "format": "nvfp4-pack-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "format": "nvfp4-pack-quantized",
-            "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group",
-                        "group_size": 16, "symmetric": True, "dynamic": False},
-            "input_activations": {"num_bits": 4, "type": "float", "strategy": "tensor_group",
-                                  "group_size": 16, "symmetric": True, "dynamic": "local"},
-        }
-    },
+QUANTIZATION = configs.NVFP4_COMPRESSED | {
     "ignore": ["lm_head", "re:.*linear_attn.*", "re:.*self_attn.*", "re:.*qkv_proj$", "re:.*o_proj$",
                "re:.*shared_expert.*", "re:.*mlp.gate$", "re:.*mtp.*"],
 }  # fmt: skip

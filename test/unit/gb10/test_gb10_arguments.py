@@ -3,6 +3,7 @@
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,11 +55,61 @@ def test_nvfp4_checkpoints_are_told_from_others():
     assert not hook.holds_nvfp4("fp8", None) and not hook.holds_nvfp4(None, None)
 
 
-def test_flashinfer_mla_is_named_slow_on_a_gb10_alone():
-    assert "triton" in hook.mla_backend_warning("flashinfer", True, GB10)
-    assert hook.mla_backend_warning("triton", True, GB10) is None
-    assert hook.mla_backend_warning("flashinfer", False, GB10) is None
-    assert hook.mla_backend_warning("flashinfer", True, (12, 0)) is None
+def mla_server(monkeypatch, on_device, capability, mla=True, **backends):
+    """``check_mla_backends`` of a model whose backends were asked for."""
+    names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+    on_device(capability, hook)
+    cfg = SimpleNamespace(**dict.fromkeys(names) | backends)
+    monkeypatch.setattr(hook, "resolving_view", lambda args: cfg)
+    monkeypatch.setattr(hook, "use_mla_backend", lambda args: mla)
+    hook.check_mla_backends(None)
+
+
+@pytest.mark.parametrize(
+    ("capability", "mla", "backend", "warned"),
+    [
+        (GB10, True, "flashinfer", True),
+        (GB10, True, "triton", False),
+        (GB10, True, None, False),
+        (GB10, False, "flashinfer", False),
+        ((12, 0), True, "flashinfer", False),
+    ],
+)
+def test_flashinfer_mla_is_named_slow_on_a_gb10_alone(
+    monkeypatch, on_device, caplog, capability, mla, backend, warned
+):
+    mla_server(monkeypatch, on_device, capability, mla, attention_backend=backend)
+    assert bool([r for r in caplog.records if "triton" in r.getMessage()]) == warned
+
+
+TRTLLM_MLA = {"attention_backend": "trtllm_mla"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "backends", "refused"),
+    [
+        (GB10, TRTLLM_MLA, True),
+        ((12, 0), TRTLLM_MLA, True),
+        ((12, 0), {"prefill_attention_backend": "trtllm_mla"}, True),
+        (GB10, TRTLLM_MLA | {"prefill_attention_backend": "triton"}, False),
+        (GB10, {"decode_attention_backend": "trtllm_mla"}, False),
+        ((10, 0), TRTLLM_MLA, False),
+        ((10, 3), TRTLLM_MLA, False),
+    ],
+)
+def test_an_mla_prefill_without_kernels_is_refused_and_its_decode_is_not(
+    monkeypatch, on_device, capability, backends, refused
+):
+    if refused:
+        with pytest.raises(ValueError, match="prefill-attention-backend triton"):
+            mla_server(monkeypatch, on_device, capability, **backends)
+    else:
+        mla_server(monkeypatch, on_device, capability, **backends)
+
+
+def test_a_model_without_mla_may_name_trtllm_mla(monkeypatch, on_device):
+    """Upstream's own checks answer there."""
+    mla_server(monkeypatch, on_device, GB10, mla=False, **TRTLLM_MLA)
 
 
 def test_the_rules_stand_in_the_resolution_pipeline_in_order():
@@ -68,4 +119,8 @@ def test_the_rules_stand_in_the_resolution_pipeline_in_order():
     ]
     calls = [ast.unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)]
     order = [c for c in calls if c.startswith("gb10_hook.")]
-    assert order == ["gb10_hook.check_unified_memory", "gb10_hook.default_fp8_kv", "gb10_hook.warn_slow_mla"]
+    assert order == [
+        "gb10_hook.check_unified_memory",
+        "gb10_hook.default_fp8_kv",
+        "gb10_hook.check_mla_backends",
+    ]

@@ -4,6 +4,7 @@
 import logging
 from types import SimpleNamespace
 
+import configs
 import pytest
 
 from sglang.srt.arg_groups import nvfp4_capability as table
@@ -127,24 +128,8 @@ def moe_scheme(monkeypatch, on_device, capability, requested="auto"):
     monkeypatch.setattr(compressed_tensors.torch.cuda, "get_device_capability", lambda *a: capability)
     monkeypatch.setattr(compressed_tensors, "get_moe_runner_backend", lambda: MoeRunnerBackend(requested))
     monkeypatch.setattr(compressed_tensors, "CompressedTensorsW4A4Nvfp4MoE", Native)
-    weights = {
-        "num_bits": 4,
-        "type": "float",
-        "strategy": "tensor_group",
-        "group_size": 16,
-        "symmetric": True,
-    }
-    activations = weights | {"dynamic": "local"}
-    config = compressed_tensors.CompressedTensorsConfig.from_config(
-        {
-            "format": "nvfp4-pack-quantized",
-            "quant_method": "compressed-tensors",
-            "config_groups": {
-                "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}
-            },
-            "ignore": [],
-        }
-    )
+    stored = configs.NVFP4_COMPRESSED | {"ignore": []}
+    config = compressed_tensors.CompressedTensorsConfig.from_config(stored)
     return type(config.get_moe_scheme(Linear(), "model.layers.0.mlp.experts")).__name__
 
 

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang reads the ModelOpt copy of the trained Qwen3.5 as the quantiser wrote it."""
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,14 +10,9 @@ import pytest
 FP8 = re.compile(r"\.(in_proj_qkvz|out_proj|qkv_proj|o_proj|shared_expert\.(gate_up_proj|down_proj))$")
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    script = Path(__file__).with_name("load_quantised.py")
-    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path_factory.mktemp("quantised"))]
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environ)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture
+def seen(loaded: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    return loaded("quantised")
 
 
 def test_each_layer_has_the_method_of_its_format(seen: dict[str, Any]) -> None:

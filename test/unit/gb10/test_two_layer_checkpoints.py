@@ -5,44 +5,32 @@ Argument resolution, classes, loader, quantization methods and Marlin layout are
 capability 12.1; block scales span E4M3's whole range, and the experts' global scales differ.
 """
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parent / "load_nvfp4.py"
-
 
 @pytest.mark.parametrize(
-    ("family", "folder", "model", "layers"),
+    ("load", "model", "layers"),
     [
-        ("nemotron_h", "Nemotron", "NemotronHForCausalLM", 5),
-        # SGLang picks Mistral's own format by the folder's name.
-        ("mistral_small_4", "Mistral-Small-4", "MistralLarge3ForCausalLM", 8),
+        ("nemotron_h", "NemotronHForCausalLM", 5),
+        ("Mistral-Small-4", "MistralLarge3ForCausalLM", 8),
     ],
 )
-def test_every_layer_is_the_checkpoints(tmp_path, family, folder, model, layers):
-    at = tmp_path / folder
-    at.mkdir()
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), family, str(at)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
+def test_every_layer_is_the_checkpoints(
+    loaded: Callable[[str], dict[str, Any]], load: str, model: str, layers: int
+) -> None:
+    seen = loaded(load)
     assert seen["class"] == model
     assert len(seen["errors"]) == layers
     assert seen["self_tested"] >= 3
     assert max(seen["errors"].values()) < 0.01, seen["errors"]
 
 
-def test_a_post_quantized_qwen3_5_and_its_draft(tmp_path):
+def test_a_post_quantized_qwen3_5_and_its_draft(loaded: Callable[[str], dict[str, Any]]) -> None:
     """The presets' lists on SGLang's own classes: NVFP4 projections, FP8 layers, one head for both models."""
-    script = SCRIPT.with_name("load_qwen3_5.py")
-    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
+    seen = loaded("qwen3_5")
     assert (seen["target"], seen["draft"]) == ("Qwen3_5MoeForCausalLM", "Qwen3_5ForCausalLMMTP")
     for layer, error in seen["errors"].items():
         assert error < (0.06 if layer.startswith("fp8") else 0.01), seen["errors"]

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small-M products of Qwen3.5-122B and 35B on one GPU: Marlin NVFP4, FP8 and BF16 (not a pytest file).
 
-    PYTHONPATH=<patched tree> python gpu_bench.py [--out results.jsonl] [--only dense|moe]
+    PYTHONPATH=<patched tree> python gpu_bench.py [--out results.jsonl] [--only dense|moe] [--seconds 60]
+
+A line is in the file when it is measured; after ``--seconds`` no further layer is begun. The experts come
+first. ``--dry`` calls every arm once at small shapes without a GPU, by twins that have the signatures of
+what they stand for; its lines hold no time.
 
 Every call reads weights that are not in L2: a CUDA graph runs through enough copies of the layer (or enough
 different expert choices) to pass 4 times L2. A number is the median of ``REPLAYS`` replays divided by the
@@ -12,12 +16,15 @@ touched) over the rate of a device-to-device copy, read plus written, in the sam
 from __future__ import annotations
 
 import argparse
+import contextlib
+import inspect
 import json
 import statistics
 import sys
 import tempfile
+import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -45,12 +52,31 @@ DENSE = {
 # (experts, top-k, hidden, intermediate)
 MOE = {"Qwen3.5-122B": (256, 8, 3072, 1024), "Qwen3.5-35B": (256, 8, 2048, 512)}
 
-results: list[dict] = []
+DRY_DENSE = {"dry": [("gdn in_proj_qkvz", 128, 128)]}
+DRY_MOE = {"dry": (4, 2, 128, 128)}
+DEVICE = "cuda"
+
+out: Path | None = None
+dry = False
+twins = contextlib.ExitStack()  # --dry's, for as long as the process
 
 
 def record(**values) -> None:
-    results.append(values)
-    print(json.dumps(values), flush=True)
+    line = json.dumps(values | ({"dry": True} if dry else {}))
+    print(line, flush=True)
+    if out is not None:
+        with out.open("a") as file:
+            file.write(line + "\n")
+
+
+def measured(size: float, calls: list[Callable[[], object]], rate: float) -> dict:
+    """The figures of one arm; without a GPU its first call is made and nothing is timed."""
+    if dry:
+        calls[0]()
+        return {}
+    microseconds = timed(calls)
+    of_copy = size / (microseconds * 1e-6) / rate
+    return {"us": round(microseconds, 2), "of_copy": round(of_copy, 3), "copies": len(calls)}
 
 
 def timed(calls: list[Callable[[], object]]) -> float:
@@ -77,7 +103,7 @@ def timed(calls: list[Callable[[], object]]) -> float:
 
 def copy_rate() -> float:
     """Bytes read plus written a second by a 4 GiB device-to-device copy outside graphs, median of ``REPLAYS``."""
-    source = torch.randint(0, 255, (2**32,), dtype=torch.uint8, device="cuda")
+    source = torch.randint(0, 255, (2**32,), dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     times = []
     for _ in range(REPLAYS + 5):
@@ -105,7 +131,7 @@ def publish_config() -> None:
 
 
 def random_weight(n: int, k: int) -> torch.Tensor:
-    return (torch.randn(n, k, device="cuda", dtype=BF16) * 0.02).contiguous()
+    return (torch.randn(n, k, device=DEVICE, dtype=BF16) * 0.02).contiguous()
 
 
 def copy_of(layer: torch.nn.Module) -> types.SimpleNamespace:
@@ -136,7 +162,7 @@ def dense(model: str, name: str, n: int, k: int, rate: float) -> None:
     from sglang.kernels.ops.gemm import fp8_scaled_mm
 
     for m in ROWS:
-        x = torch.randn(m, k, device="cuda", dtype=BF16)
+        x = torch.randn(m, k, device=DEVICE, dtype=BF16)
         q, s = fp8_post_quant.quantize_tokens(x)
         method = gdn_post_quant.MarlinPostQuantLinearMethod()
         calls = {
@@ -151,14 +177,15 @@ def dense(model: str, name: str, n: int, k: int, rate: float) -> None:
         }  # fmt: skip
         for arm, (size, list_of_calls) in calls.items():
             try:
-                microseconds = timed(list_of_calls)
+                figures = measured(size, list_of_calls, rate)
             except Exception as error:
+                if dry:
+                    raise
                 record(kind="dense", model=model, layer=name, n=n, k=k, m=m, arm=arm, error=str(error)[:200])
                 continue
             record(
-                kind="dense", model=model, layer=name, n=n, k=k, m=m, arm=arm, us=round(microseconds, 2),
-                weight_bytes=size, of_copy=round(size / (microseconds * 1e-6) / rate, 3), copies=len(list_of_calls),
-            )  # fmt: skip
+                kind="dense", model=model, layer=name, n=n, k=k, m=m, arm=arm, weight_bytes=size, **figures
+            )
 
 
 def marlin_experts(experts: int, hidden: int, intermediate: int) -> torch.nn.Module:
@@ -168,12 +195,12 @@ def marlin_experts(experts: int, hidden: int, intermediate: int) -> torch.nn.Mod
     layer.moe_runner_config = types.SimpleNamespace(is_gated=True)
     layer.intermediate_size_per_partition, layer.params_dtype = intermediate, BF16
     for name, n, k in (("w13", 2 * intermediate, hidden), ("w2", hidden, intermediate)):
-        packed = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, device="cuda")
-        scale = torch.randint(0x38, 0x48, (experts, n, k // 16), dtype=torch.uint8, device="cuda")
+        packed = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, device=DEVICE)
+        scale = torch.randint(0x38, 0x48, (experts, n, k // 16), dtype=torch.uint8, device=DEVICE)
         for suffix, value in (
             ("weight", packed),
             ("weight_scale", scale.view(torch.float8_e4m3fn)),
-            ("weight_scale_2", torch.full((experts,), 2.0**-8, device="cuda")),
+            ("weight_scale_2", torch.full((experts,), 2.0**-8, device=DEVICE)),
         ):
             setattr(layer, f"{name}_{suffix}", torch.nn.Parameter(value, requires_grad=False))
     marlin.prepare_moe_nvfp4_layer_for_marlin(layer)
@@ -185,14 +212,14 @@ def moe(model: str, experts: int, top_k: int, hidden: int, intermediate: int, ra
 
     config = MoeRunnerConfig(top_k=top_k, num_experts=experts)
     layer = marlin_experts(experts, hidden, intermediate)
-    w13 = (torch.randn(experts, 2 * intermediate, hidden, device="cuda", dtype=BF16) * 0.02).contiguous()
-    w2 = (torch.randn(experts, hidden, intermediate, device="cuda", dtype=BF16) * 0.02).contiguous()
+    w13 = (torch.randn(experts, 2 * intermediate, hidden, device=DEVICE, dtype=BF16) * 0.02).contiguous()
+    w2 = (torch.randn(experts, hidden, intermediate, device=DEVICE, dtype=BF16) * 0.02).contiguous()
     for m in ROWS:
-        x = torch.randn(m, hidden, device="cuda", dtype=BF16)
+        x = torch.randn(m, hidden, device=DEVICE, dtype=BF16)
         choices = []
         for seed in range(16):
-            generator = torch.Generator(device="cuda").manual_seed(seed)
-            logits = torch.randn(m, experts, generator=generator, device="cuda")
+            generator = torch.Generator(device=DEVICE).manual_seed(seed)
+            logits = torch.randn(m, experts, generator=generator, device=DEVICE)
             weights, ids = torch.softmax(logits, -1).topk(top_k)
             choices.append((weights, ids.to(torch.int32)))
         touched = statistics.mean(len(ids.unique()) for _, ids in choices)
@@ -206,14 +233,15 @@ def moe(model: str, experts: int, top_k: int, hidden: int, intermediate: int, ra
         }
         for arm, (size, calls) in arms.items():
             try:
-                microseconds = timed(calls)
+                figures = measured(size, calls, rate)
             except Exception as error:
+                if dry:
+                    raise
                 record(kind="moe", model=model, m=m, arm=arm, error=str(error)[:300])
                 continue
             record(
                 kind="moe", model=model, experts=experts, top_k=top_k, hidden=hidden, intermediate=intermediate, m=m,
-                arm=arm, us=round(microseconds, 2), experts_touched=touched, weight_bytes=int(size),
-                of_copy=round(size / (microseconds * 1e-6) / rate, 3), copies=len(calls),
+                arm=arm, experts_touched=touched, weight_bytes=int(size), **figures,
             )  # fmt: skip
 
 
@@ -226,39 +254,83 @@ def triton_moe(x, w13, w2, choice, config):
     return fused_experts(x, w13, w2, StandardTopKOutput(weights, ids, logits), config)
 
 
-def main() -> int:
+def by_signature(real: Callable, answer: Callable) -> Callable:
+    """``answer``, after the call was held to ``real``'s own signature."""
+
+    def call(*args, **kwargs):
+        inspect.signature(real).bind(*args, **kwargs)
+        return answer(*args, **kwargs)
+
+    return call
+
+
+def without_a_gpu() -> None:
+    """Every kernel that an arm calls becomes a twin on the CPU, for the rest of this process."""
+    global DEVICE, dry
+    import gpu_parity
+    import marlin_twin
+    import pytest
+
+    import sglang.kernels.ops.gemm as gemm
+    from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe
+
+    DEVICE = gpu_parity.DEVICE = "cpu"
+    dry = True
+    twins.enter_context(marlin_twin.installed(pytest.MonkeyPatch()))
+
+    def scaled_mm(a, b, scales_a, scales_b, out_dtype, bias=None):
+        return ((a.float() @ b.float()) * scales_a * scales_b.reshape(1, -1)).to(out_dtype)
+
+    gemm.fp8_scaled_mm = by_signature(gemm.fp8_scaled_mm, scaled_mm)
+    fused_moe.fused_experts = by_signature(fused_moe.fused_experts, lambda x, *args: x.clone())
+    torch._scaled_mm = lambda a, b, *, scale_a, scale_b, out_dtype, use_fast_accum: scaled_mm(
+        a, b, scale_a, scale_b, out_dtype
+    )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    global out
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", choices=("dense", "moe"))
-    args = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--dry", action="store_true")
+    args = parser.parse_args(words)
+    out, started = args.out, time.monotonic()
     sys.path.insert(0, str(Path(__file__).parent))
     torch.manual_seed(0)
+    if args.dry:
+        without_a_gpu()
     # the bench reads random codes: no scale needs moving
     marlin_scale_range.normalize = lambda block, scale: (block, scale)
     try:
         publish_config()
     except Exception as error:  # the BF16 experts alone need it
+        if args.dry:
+            raise
         record(kind="config", error=str(error)[:300])
-    rate = copy_rate()
-    torch.cuda.empty_cache()
-    record(kind="copy", gpu=torch.cuda.get_device_name(), bytes_per_second=rate, torch=torch.__version__)
-
-    def save() -> None:
-        if args.out:
-            args.out.write_text("".join(json.dumps(r) + "\n" for r in results))
-
-    for model, shapes in DENSE.items() if args.only != "moe" else ():
-        for name, n, k in shapes:
-            dense(model, name, n, k, rate)
-            torch.cuda.empty_cache()
-            save()
-    for model, shape in MOE.items() if args.only != "dense" else ():
-        try:
-            moe(model, *shape, rate)
-        except Exception as error:
-            record(kind="moe", model=model, error=str(error)[:300])
+    rate = 1.0
+    if not args.dry:
+        rate = copy_rate()
         torch.cuda.empty_cache()
-        save()
+        record(kind="copy", gpu=torch.cuda.get_device_name(), bytes_per_second=rate, torch=torch.__version__)
+    experts, layers = (DRY_MOE, DRY_DENSE) if args.dry else (MOE, DENSE)
+    jobs = [(moe, model, shape) for model, shape in experts.items() if args.only != "dense"]
+    jobs += [
+        (dense, model, shape) for model, shapes in layers.items() for shape in shapes if args.only != "moe"
+    ]
+    for count, (job, model, shape) in enumerate(jobs):
+        if time.monotonic() - started > args.seconds:
+            record(kind="cut", not_begun=len(jobs) - count)
+            return 1
+        try:
+            job(model, *shape, rate)
+        except Exception as error:
+            if args.dry:
+                raise
+            record(kind=job.__name__, model=model, error=str(error)[:300])
+        if not args.dry:
+            torch.cuda.empty_cache()
     return 0
 
 

@@ -106,9 +106,9 @@ def default_fp8_kv(server_args: Any) -> None:
         logger.info("--kv-cache-dtype fp8_e4m3 (%s); --kv-cache-dtype bfloat16 undoes it", reason)
 
 
-def mla_backend_warning(backend: str | None, mla: bool, capability: Capability) -> str | None:
-    """What to say about an attention backend that was asked for, or None."""
-    if mla and capability == GB10 and backend is not None and backend.startswith("flashinfer"):
+def mla_backend_warning(backend: str | None, capability: Capability) -> str | None:
+    """What to say about an MLA model's attention backend, or None; upstream's own choice there is Triton."""
+    if capability == GB10 and backend is not None and backend.startswith("flashinfer"):
         return (
             f"--attention-backend {backend}: FlashInfer's MLA kernels are many times slower than "
             "Triton's on compute "
@@ -117,13 +117,35 @@ def mla_backend_warning(backend: str | None, mla: bool, capability: Capability) 
     return None
 
 
-def warn_slow_mla(server_args: Any) -> None:
-    """Log where an MLA model was given FlashInfer on a GB10; upstream's own choice there is Triton."""
-    if not get_platform().is_cuda:
+def trtllm_gen_refusal(backend: str | None, capability: Capability) -> str | None:
+    """Why a prefill backend cannot serve an MLA model on a device, or None.
+
+    Upstream takes ``trtllm_mla`` on every Blackwell device; on 12.x its decode has kernels, its prefill
+    (TllmGenFmhaRunner) stops at the first request with "Unsupported architecture".
+    """
+    if backend == "trtllm_mla" and capability[0] == 12:
+        return (
+            "the prefill kernels of trtllm_mla are built for compute capability 10.x alone, this device has "
+            f"{capability[0]}.{capability[1]}: give --attention-backend triton, or "
+            "--prefill-attention-backend triton to keep trtllm_mla for decode"
+        )
+    return None
+
+
+def check_mla_backends(server_args: Any) -> None:
+    """An MLA model's attention backends: one that cannot run is refused, a slow one warned of.
+
+    Raises:
+        ValueError: see ``trtllm_gen_refusal``.
+    """
+    if not get_platform().is_cuda or not use_mla_backend(server_args):
         return
     cfg = resolving_view(server_args)
     capability = get_platform().device_capability
+    refusal = trtllm_gen_refusal(cfg.prefill_attention_backend or cfg.attention_backend, capability)
+    if refusal:
+        raise ValueError(refusal)
     for backend in {cfg.attention_backend, cfg.prefill_attention_backend, cfg.decode_attention_backend}:
-        message = mla_backend_warning(backend, use_mla_backend(server_args), capability)
+        message = mla_backend_warning(backend, capability)
         if message:
             logger.warning("%s", message)
