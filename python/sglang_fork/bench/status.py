@@ -132,13 +132,17 @@ def cell(
 
 
 def emulated(family: str, slot: Any, sources: Mapping[str, str]) -> str:
-    """The tests of a slot on the CPU. A CuTe DSL kernel has no emulation: its slot is compared alone."""
-    tests = [slot.numerics.test]
-    if slot.entries and not any(sources.get(entry, "").endswith(".py") for entry in slot.entries):
-        tests.insert(0, f"test/kernels/{family}/test_steps.py")
-    for test in tests:
+    """The tests of a slot on the CPU: of its kernel where it has an emulation, and of the slot in SGLang
+    where the test that it names runs its family.
+    """
+    kernel, named = f"test/kernels/{family}/test_steps.py", slot.numerics.test
+    emulates = slot.entries and not any(sources.get(entry, "").endswith(".py") for entry in slot.entries)
+    tests = [kernel] if emulates else []
+    for test in (kernel, named) if emulates else (named,):
         if not (ROOT / test).is_file():
             raise ForkError(f"slot {slot.name} names the test {test}, which does not exist")
+    if named != kernel and f'"{family}"' in (ROOT / named).read_text(encoding="utf-8"):
+        tests.append(named)
     return ", ".join(f"`{test.removeprefix('test/')}`" for test in tests)
 
 

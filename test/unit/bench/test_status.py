@@ -96,6 +96,13 @@ def test_assembled_wants_every_entry_and_says_spills(tmp_path: Path) -> None:
     assert "2030-01-03, tree abd, nvrtc 13.0" in text and "2030-01-02" not in text
 
 
+def test_a_family_that_no_test_runs_in_sglang_has_no_such_claim(tmp_path: Path) -> None:
+    text = page(tmp_path)
+    kimi, deepseek = text.split("## kimi_k3")[1], text.split("## deepseek_v4")[1].split("## ")[0]
+    assert "e2e/mega/test_families.py" in kimi
+    assert "kernels/deepseek_v4/test_steps.py" in deepseek and "e2e/" not in deepseek
+
+
 def test_a_width_takes_the_form_that_serves_it(tmp_path: Path) -> None:
     kernels = tmp_path / "kernels.json"
     post = records(("mhc_post",), "sm_90a", constants={"ROWS": 16})
