@@ -46,13 +46,12 @@ Built = dict[str, Any]
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Built]:
     environ = {**os.environ, **env.process_env("cpu")}
     environ.pop("SGLANG_USE_CPU_ENGINE", None)
-    out = {}
-    for name, (stored, layers) in FAMILIES.items():
-        folder = tmp_path_factory.mktemp(name)
-        command = [sys.executable, str(SCRIPT), "sm_103", name, stored, str(folder), *filter(None, [layers])]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=600)
-        assert done.returncode == 0, f"{name}: {done.stderr[-3000:]}"
-        out[name] = json.loads(done.stdout.strip().splitlines()[-1])
+    models = [f"{name},{stored},{layers}" for name, (stored, layers) in FAMILIES.items()]
+    command = [sys.executable, str(SCRIPT), "sm_103", str(tmp_path_factory.mktemp("models")), *models]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    out: dict[str, Built] = json.loads(done.stdout.strip().splitlines()[-1])
+    assert [(name, model["error"][-3000:]) for name, model in out.items() if "error" in model] == []
     return out
 
 

@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds SGLang's model class as on a GPU, on the meta device, and prints its parameters.
+"""Builds SGLang's model classes as on a GPU, on the meta device, and prints their parameters.
 
-    python build_on_meta.py ISA CONFIG QUANTIZATION FOLDER [LAYERS]
+    python build_on_meta.py ISA FOLDER CONFIG,QUANTIZATION,[LAYERS]...
 
 One rank of one; ``LAYERS`` cuts the stack (the layers that matter come first in every family). The last line
-is JSON: ``{"class": ..., "layers": [class of each], "parameters": {name: [shape, dtype]}}``.
+is JSON: config -> ``{"class": ..., "layers": [class of each], "parameters": {name: [shape, dtype]}}`` or
+``{"error": text}``. Nearly all of the time is SGLang's imports, so it is imported once, and each model is
+built in a child of its own.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
 import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import configs
 import fake_gpu
 import torch
+from children import in_child
 
 
 def shortened(config: dict[str, Any], layers: int) -> dict[str, Any]:
@@ -44,12 +49,18 @@ def shortened(config: dict[str, Any], layers: int) -> dict[str, Any]:
 SCHEMES = {"modelopt": "modelopt_fp4", "compressed-tensors": "compressed-tensors", "fp8": "fp8", "none": None}
 
 
-def build(isa: str, folder: Path, scheme: str | None) -> Any:
+def preload(isa: str) -> None:
+    """Import SGLang, its model classes too, with the GPU to be seen."""
     fake_gpu.install(isa)
     import deep_gemm
 
     deep_gemm.get_num_sms = lambda *_: fake_gpu.CARDS[isa].multiprocessors
     deep_gemm.set_num_sms = lambda *_: None
+    for name in ("server_args", "model_loader.loader", "models.registry"):
+        importlib.import_module(f"sglang.srt.{name}")
+
+
+def build(folder: Path, scheme: str | None) -> Any:
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed import parallel_state
@@ -101,20 +112,33 @@ def _call(function: Any, *arguments: Any) -> None:
     function(*arguments[len(arguments) - count :] if count else ())
 
 
-def main() -> None:
-    isa, name, quantization, folder = sys.argv[1:5]
-    path = configs.write(Path(folder), name, "" if quantization == "none" else quantization)
-    if len(sys.argv) > 5:
+def built(folder: Path, name: str, quantization: str, layers: str) -> dict[str, Any]:
+    path = configs.write(folder / name, name, "" if quantization == "none" else quantization)
+    if layers:
         file = path / "config.json"
-        file.write_text(json.dumps(shortened(json.loads(file.read_text()), int(sys.argv[5]))))
-    model = build(isa, path, SCHEMES[quantization])
-    layers = next(m for n, m in model.named_modules() if n.endswith("model.layers"))
+        file.write_text(json.dumps(shortened(json.loads(file.read_text()), int(layers))))
+    try:
+        model = build(path, SCHEMES[quantization])
+    except Exception:
+        return {"error": traceback.format_exc()}
+    stack = next(m for n, m in model.named_modules() if n.endswith("model.layers"))
     parameters = {
         n: [list(p.shape), str(p.dtype).removeprefix("torch.")] for n, p in model.named_parameters()
     }
-    assert all(p.device.type == "meta" for p in model.parameters()), "a parameter took real memory"
-    kinds = [type(layer).__name__ for layer in layers.children()]
-    print(json.dumps({"class": type(model).__name__, "layers": kinds, "parameters": parameters}))
+    if any(p.device.type != "meta" for p in model.parameters()):
+        return {"error": "a parameter took real memory"}
+    kinds = [type(layer).__name__ for layer in stack.children()]
+    return {"class": type(model).__name__, "layers": kinds, "parameters": parameters}
+
+
+def main() -> None:
+    isa, folder, *models = sys.argv[1:]
+    preload(isa)
+    answers = {}
+    for model in models:
+        name, quantization, layers = model.split(",")
+        answers[name] = in_child(built, Path(folder), name, quantization, layers)
+    print(json.dumps(answers))
 
 
 if __name__ == "__main__":
