@@ -107,6 +107,15 @@ def ask(isa: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
+def refused(folder: Path) -> list[dict[str, Any]]:
+    """Requests that SGLang must not accept, so that its acceptance of the others means something."""
+    p = preset.load("Qwen3.5-35B-A3B")
+    return [
+        {**request(p, folder, "--no-such-flag"), "name": "flag"},
+        {**request(p, folder, FLAG), "name": "megakernel"},
+    ]
+
+
 CASES = [(p, isa) for p in setups() for isa in p.hardware.isas]
 ISAS = sorted({isa for _, isa in CASES})
 
@@ -119,6 +128,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], A
         requests = [request(p, folder) for p, on in CASES if on == isa]
         if isa == "sm_121":
             requests += [without(r, BY_ITSELF[r["name"]][0]) for r in requests if r["name"] in BY_ITSELF]
+            requests += refused(folder)
         asked = ask(isa, requests)
         out |= {(name, isa): answer for name, answer in asked.items()}
     return out
@@ -174,17 +184,10 @@ def test_a_gb10_chooses_by_itself_what_its_preset_says(
     assert {field: answer["fields"][field] for field in wanted} == wanted
 
 
-def test_a_flag_that_sglang_does_not_have_is_noticed(tmp_path: Path) -> None:
-    """So that the acceptance above means something."""
-    p = preset.load("Qwen3.5-35B-A3B")
-    bad = [
-        {**request(p, tmp_path, "--no-such-flag"), "name": "flag"},
-        {**request(p, tmp_path, "--page-size", "64", "--attention-backend", "dsa"), "name": "backend"},
-        {**request(p, tmp_path, FLAG), "name": "megakernel"},
-    ]
-    answers = ask("sm_121", bad)
-    assert "argparse refused" in answers["flag"]["error"]
-    assert answers["megakernel"]["error"] and FLAG in answers["megakernel"]["error"]
+def test_what_sglang_does_not_take_is_noticed(answers: dict[tuple[str, str], Any]) -> None:
+    flag, megakernel = (answers[name, "sm_121"]["error"] for name in ("flag", "megakernel"))
+    assert "argparse refused" in flag
+    assert megakernel and FLAG in megakernel
 
 
 def declared() -> set[str]:

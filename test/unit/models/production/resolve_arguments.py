@@ -25,6 +25,7 @@ from typing import Any
 
 import configs
 import fake_gpu
+from children import in_child
 
 PROBE = Path(__file__).parents[4] / "python" / "sglang_fork" / "launch"
 FIELDS = (
@@ -55,24 +56,10 @@ def resolve(request: dict[str, Any]) -> dict[str, Any]:
     return {"error": None, "fields": {f: str(getattr(view, f)) for f in FIELDS}, "reasons": reasons}
 
 
-def in_child(request: dict[str, Any]) -> dict[str, Any]:
-    """One request in a process of its own, which inherits the imported SGLang."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            with os.fdopen(write, "w") as out:
-                before = set(sys.modules)
-                json.dump({**resolve(request), "imported": sorted(set(sys.modules) - before)}, out)
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read) as answer:
-        text = answer.read()
-    _, status = os.waitpid(child, 0)
-    return json.loads(text) if text else {"error": f"the resolving process ended with status {status}"}
+def resolve_and_list(request: dict[str, Any]) -> dict[str, Any]:
+    """``resolve``, and what it imported."""
+    before = set(sys.modules)
+    return {**resolve(request), "imported": sorted(set(sys.modules) - before)}
 
 
 def preload(modules: list[str]) -> None:
@@ -90,7 +77,7 @@ def main() -> None:
 
     answers = {}
     for request in asked["requests"]:
-        answer = answers[request["name"]] = in_child(request)
+        answer = answers[request["name"]] = in_child(resolve_and_list, request)
         preload(answer.pop("imported", []))
     print(json.dumps(answers))
 
