@@ -113,7 +113,8 @@ def render(lines: Iterable[Measurement]) -> str:
             if line.kernels:
                 named = "; ".join(f"{name[:60]} {us:.0f} us in {n:.0f}" for name, n, us in sinks(line))
                 parts.append(
-                    f"* {line.family} {line.mode} {line.rows} rows {line.routing} {line.arm}: {named}"
+                    f"* {_model(line)} {line.weights} {line.mode} {line.rows} rows {line.routing} "
+                    f"{line.arm}: {named}"
                 )
         parts.append("")
     if not real:
@@ -129,8 +130,8 @@ def render(lines: Iterable[Measurement]) -> str:
 
 
 def plot(lines: Iterable[Measurement], folder: Path) -> list[Path]:
-    """PNG plots: fraction of copy bandwidth by rows, launches a layer, a waterfall of each step's kernels,
-    and bars of parts of the slot list.
+    """PNG plots: for each model fraction of copy bandwidth and launches a layer by rows, a waterfall of each
+    step's kernels, and bars of parts of the slot list.
 
     Needs matplotlib. Returns the files written; plumbing lines are not plotted.
     """
@@ -144,41 +145,82 @@ def plot(lines: Iterable[Measurement], folder: Path) -> list[Path]:
         raise ForkError("nothing to plot: no measurement on a GPU", "./sglang.sh bench step PRESET")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, field, label in (
-        ("fraction", "fraction_of_copy", "fraction of copy bandwidth"),
-        ("launches", "launches_per_layer", "launches a layer"),
-    ):
-        figure, axes = pyplot.subplots(figsize=(7, 4))
-        groups: dict[str, list[Measurement]] = {}
-        for line in real:
-            groups.setdefault(
-                f"{line.family} {line.weights} {line.mode} {line.routing} {line.arm}", []
-            ).append(line)
-        for key, group in sorted(groups.items()):
-            group.sort(key=lambda m: m.rows)
-            axes.plot([m.rows for m in group], [getattr(m, field) for m in group], marker="o", label=key)
-        axes.set_xlabel("rows")
-        axes.set_ylabel(label)
-        axes.legend(fontsize=6)
-        written.append(_save(figure, folder / f"{name}.png"))
-        pyplot.close(figure)
-    for line in real:
-        if line.kernels:
-            figure, axes = pyplot.subplots(figsize=(8, 5))
-            ranked = sorted(line.kernels.items(), key=lambda item: -item[1][1])[:15]
-            left = 0.0
-            for place, (kernel, (_, micros)) in enumerate(ranked):
-                axes.barh(place, micros, left=left)
-                axes.text(left + micros, place, f" {kernel[:45]} {micros:.0f} us", fontsize=6, va="center")
-                left += micros
-            axes.invert_yaxis()
-            axes.set_yticks([])
-            axes.set_xlabel("microseconds, layers alone")
-            title = f"{line.family}-{line.weights}-{line.mode}-{line.rows}-{line.routing}-{line.arm}"
-            axes.set_title(title, fontsize=8)
-            written.append(_save(figure, folder / f"waterfall-{title}.png"))
-            pyplot.close(figure)
+    for model in sorted({_model(line) for line in real}):
+        mine = [line for line in real if _model(line) == model]
+        for name, field, label in (
+            ("fraction", "fraction_of_copy", "fraction of copy bandwidth"),
+            ("launches", "launches_per_layer", "launches a layer"),
+        ):
+            shown = [line for line in mine if getattr(line, field) > 0 and not _is_part(line, mine)]
+            written.append(_curves(pyplot, shown, field, label, folder / f"{name}-{model}.png"))
+    written += [_waterfall(pyplot, line, folder) for line in real if line.kernels]
     return written + [_bars(pyplot, group, folder) for group in ablations(real)]
+
+
+def _model(line: Measurement) -> str:
+    return f"{line.family}-{line.slice}-{line.layers}"
+
+
+def _is_part(line: Measurement, among: Iterable[Measurement]) -> bool:
+    """Whether this megakernel ran with parts of its slots, beside one that had them all."""
+    lists = [
+        m.slots.split(",") if m.slots else None for m in among if m.case == line.case and m.arm == "mega"
+    ]
+    mine = line.slots.split(",")
+    return bool(line.slots) and any(other is None or len(other) > len(mine) for other in lists)
+
+
+def _curves(pyplot: Any, lines: Sequence[Measurement], field: str, label: str, path: Path) -> Path:
+    """``field`` by rows, a curve for each mode, format, routing, arm and attention backend."""
+    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+    groups: dict[str, list[Measurement]] = {}
+    for line in lines:
+        key = f"{line.weights} {line.mode} {line.routing} {line.arm}, {_short(line.backend)}"
+        groups.setdefault(key, []).append(line)
+    for key, group in sorted(groups.items()):
+        group.sort(key=lambda m: m.rows)
+        style = "-" if group[0].arm == "mega" else "--"
+        axes.plot([m.rows for m in group], [getattr(m, field) for m in group], style, marker="o", label=key)
+    axes.set_xscale("log", base=2)
+    ticks = sorted({line.rows for line in lines})
+    axes.set_xticks(ticks, [str(rows) for rows in ticks])
+    axes.set_xlabel("rows")
+    axes.set_ylabel(label)
+    axes.set_ylim(bottom=0)
+    axes.set_title(path.stem, fontsize=8)
+    axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    _save(figure, path)
+    pyplot.close(figure)
+    return path
+
+
+def _short(backend: str) -> str:
+    return backend.removesuffix("Backend").removesuffix("Attn").removesuffix("Attention")
+
+
+def _waterfall(pyplot: Any, line: Measurement, folder: Path) -> Path:
+    """A step's kernels, the longest first, each bar beginning where the last ended."""
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    ranked = sorted(line.kernels.items(), key=lambda item: -item[1][1])[:15]
+    left = 0.0
+    for place, (kernel, (_, micros)) in enumerate(ranked):
+        axes.barh(place, micros, left=left)
+        axes.text(left + micros, place, f" {kernel[:45]} {micros:.0f} us", fontsize=6, va="center")
+        left += micros
+    axes.invert_yaxis()
+    axes.set_xlim(right=1.4 * left)
+    axes.set_yticks([])
+    axes.set_xlabel(
+        f"microseconds by the profiler; the layers take {line.layers_median_us:.0f}: kernels overlap, "
+        "and one's wait for another counts",
+        fontsize=8,
+    )
+    title = f"{_model(line)}-{line.weights}-{line.mode}-{line.rows}-{line.routing}-{line.arm}"
+    title += f"-{line.slots.replace(',', '+')}" * bool(line.slots) + f"-{_short(line.backend)}"
+    axes.set_title(title, fontsize=8)
+    path = _save(figure, folder / f"waterfall-{title}.png")
+    pyplot.close(figure)
+    return path
 
 
 def ablations(lines: Iterable[Measurement]) -> list[list[Measurement]]:
@@ -202,7 +244,7 @@ def _bars(pyplot: Any, group: Sequence[Measurement], folder: Path) -> Path:
         axes.text(m.layers_median_us, place, f" {m.layers_median_us:.0f} us", va="center", fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel("microseconds, layers alone")
-    title = f"{group[0].family}-{group[0].slice}-{group[0].mode}-{group[0].rows}-{group[0].routing}"
+    title = f"{_model(group[0])}-{group[0].weights}-{group[0].mode}-{group[0].rows}-{group[0].routing}"
     axes.set_title(title, fontsize=8)
     path = _save(figure, folder / f"slots-{title}.png")
     pyplot.close(figure)

@@ -56,13 +56,16 @@ def test_the_largest_sinks_are_named():
 
 def test_plots_are_written_and_nothing_is_not_plotted(tmp_path):
     pytest.importorskip("matplotlib")
-    lines = [line(kernels={"moe": [2.0, 90.0]}), mega(840, 850, 860)]
+    kernels = {"moe": [2.0, 90.0]}
+    other = line(slice="whole", kernels=kernels)
+    lines = [line(kernels=kernels), mega(840, 850, 860), other, line(rows=8, kernels=kernels)]
     written = report.plot(lines, tmp_path)
-    assert sorted(p.name.split("-")[0] for p in written) == [
-        "fraction.png",
-        "launches.png",
+    assert len(written) == len(set(written)), "no plot is written over another"
+    assert sorted(p.name.split("-qwen3_5-")[0] for p in written) == [
+        *["fraction"] * 2,
+        *["launches"] * 2,
         "slots",
-        "waterfall",
+        *["waterfall"] * 3,
     ]
     assert all(p.stat().st_size > 1000 for p in written)
     with pytest.raises(ForkError, match="nothing to plot"):
