@@ -3,10 +3,13 @@
 a load.
 """
 
+import ast
 import threading
+from pathlib import Path
 
 import pytest
 
+import sglang.srt.model_loader as model_loader
 from sglang.srt.utils import unified_memory as um
 
 GIB = um.GIB
@@ -88,3 +91,17 @@ def test_a_load_elsewhere_runs_without_a_guard():
     before = threading.active_count()
     with um.guarded_load():
         assert threading.active_count() == before
+
+
+def test_the_loader_loads_under_the_guard():
+    tree = ast.parse((Path(model_loader.__path__[0]) / "loader.py").read_text())
+    (own,) = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "DefaultModelLoader"]
+    (load,) = [
+        n for n in own.body if isinstance(n, ast.FunctionDef) and n.name == "load_weights_and_postprocess"
+    ]
+    guarded = [
+        ast.unparse(n)
+        for n in load.body
+        if isinstance(n, ast.With) and "guarded_load" in ast.unparse(n.items[0])
+    ]
+    assert len(guarded) == 1 and "load_weights_only" in guarded[0] and "postprocess_weights" in guarded[0]
