@@ -27,6 +27,8 @@ def write_folder(folder: Path, published: dict[str, Any]) -> Path:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(config["vocab_size"])), encoding="utf-8")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "t0", "eos_token": "t1"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    # A weights file of no tensor: the launcher looks for one, the dummy loader reads none.
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return folder
 
 
