@@ -58,6 +58,16 @@ def test_greedy_tokens_are_plain_decodings(drafting, prompts, plain) -> None:
     assert all(0 < reply.verify_steps < len(plain[0]) for reply in replies), "no draft was verified"
 
 
+def test_a_request_that_samples_beside_one_that_does_not(drafting, prompts, plain) -> None:
+    from cpu_engine.local import Ask
+
+    drafting.flush()
+    asks = [Ask(prompts[0], 12), *(Ask(prompts[0], 12, {"temperature": 3.0}) for _ in range(3))]
+    replies = [reply.tokens[:12] for reply in drafting.serve(asks)]
+    assert replies[0] == plain[0][:12]
+    assert len({tuple(tokens) for tokens in replies}) == 4, "sampled: not greedy, and not each other"
+
+
 def test_every_accepted_length_leaves_the_state_of_a_re_prefill(drafting, prompts, plain, seed) -> None:
     plan = [list(range(DRAFT + 1)) for _ in prompts]
     for i, lengths in enumerate(plan):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 
-def target_tokens(logits: Tensor, sampling: SamplingBatchInfo, width: int, positions: Tensor) -> Tensor:
+def target_tokens(
+    logits: Tensor, sampling: SamplingBatchInfo, width: int, positions: Tensor | None = None
+) -> Tensor:
     """One token for each row of ``logits`` [requests * width, vocabulary], by its request's settings.
 
-    A request that does not sample keeps its likeliest token: SGLang gives it a top-k of one.
+    A request that does not sample keeps its likeliest token: SGLang gives it a top-k of one. Seeds need
+    ``positions``, one a row; without them they are not used.
     """
 
     def rows(setting: Tensor) -> Tensor:
@@ -32,6 +36,16 @@ def target_tokens(logits: Tensor, sampling: SamplingBatchInfo, width: int, posit
         rows(sampling.top_ps),
         rows(sampling.min_ps),
         sampling.need_min_p_sampling,
-        None if sampling.sampling_seed is None else rows(sampling.sampling_seed),
+        None if positions is None or sampling.sampling_seed is None else rows(sampling.sampling_seed),
         positions,
     )
+
+
+def drawn_logits(logits: Tensor, sampling: SamplingBatchInfo, width: int) -> Tensor:
+    """``logits`` [requests * width, vocabulary] replaced by rows whose likeliest token is the drawn one.
+
+    For DSpark, whose greedy acceptance then keeps the drafts that equal the target's draws. As on a GPU, its
+    draws take no notice of a request's seed.
+    """
+    tokens = target_tokens(logits, sampling, width).long()
+    return torch.zeros_like(logits).scatter_(1, tokens.view(-1, 1), 1.0)
