@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_fork.bench.job import Job, write_jobs
+from sglang_fork.bench.progress import Progress
 from sglang_fork.errors import ForkError
 
 # Seconds that a worker has after SIGTERM before SIGKILL.
@@ -91,17 +92,21 @@ def run(
     """Run each in turn, at most ``total_s`` seconds in all; returns the number that failed or had no time."""
     began = time.monotonic()
     missing = 0
-    for one in chosen:
-        left = total_s - (time.monotonic() - began)
-        if left < GRACE_S:
-            print(f"{one.name}: no time left", flush=True)
-            missing += 1
-            continue
-        jobs = [jobs_of(step) for step in one.steps]
-        code, took = limited(jobs, out, worker, environment, min(one.limit_s, left - GRACE_S))
-        how = {0: "done", 124: "out of time; its lines are kept"}.get(code, f"exit code {code}")
-        print(f"{one.name}: {how} after {took:.0f} s", flush=True)
-        missing += code != 0
+    with Progress(len(chosen), "baseline") as progress:
+        for one in chosen:
+            left = total_s - (time.monotonic() - began)
+            if left < GRACE_S:
+                progress.say(f"{one.name}: no time left")
+                missing += 1
+                progress.advance()
+                continue
+            jobs = [jobs_of(step) for step in one.steps]
+            with progress.aside():
+                code, took = limited(jobs, out, worker, environment, min(one.limit_s, left - GRACE_S))
+            how = {0: "done", 124: "out of time; its lines are kept"}.get(code, f"exit code {code}")
+            progress.say(f"{one.name}: {how} after {took:.0f} s")
+            missing += code != 0
+            progress.advance()
     return missing
 
 

@@ -4,6 +4,7 @@ stand-in for the step. Its lines are marked as plumbing and are no results."""
 
 from __future__ import annotations
 
+import itertools
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from sglang_fork.bench import machine, record, routing, slices, stats
 from sglang_fork.bench.job import Job, measurement
+from sglang_fork.bench.progress import Progress
 from sglang_fork.bench.slot_lists import slot_lists
 from sglang_fork.paths import ROOT, state_dir
 
@@ -56,8 +58,8 @@ def run(job: Job, out: Path) -> list[record.Measurement]:
     """Every case of ``job`` around the stand-in; the lines, appended to ``out``."""
     rank = job.slice()
     lines = []
-    for requests in sorted(job.requests):
-        for case in job.cases:
+    with Progress(len(job.requests) * len(job.cases), "case") as progress:
+        for requests, case in itertools.product(sorted(job.requests), job.cases):
             rows = requests * job.width
             drawn = routing.draw(
                 case, layers=rank.moe_layers, rows=rows, experts=rank.experts, top_k=rank.top_k
@@ -83,4 +85,5 @@ def run(job: Job, out: Path) -> list[record.Measurement]:
                 )
                 record.append(out, line)
                 lines.append(line)
+            progress.advance()
     return lines

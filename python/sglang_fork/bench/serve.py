@@ -24,6 +24,7 @@ from sglang_fork import env, memory, preset
 from sglang_fork.bench import dummy, machine, plumbing, served, stats, traffic
 from sglang_fork.bench.client import Client
 from sglang_fork.bench.load import Answer
+from sglang_fork.bench.progress import Progress
 from sglang_fork.bench.record import PLUMBING
 from sglang_fork.errors import ForkError
 from sglang_fork.launch import decide, port, process, record, serve, start, tiny
@@ -139,18 +140,22 @@ def run(args: argparse.Namespace, results: Path, tree: str) -> int:
     steps: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     lines: list[served.Served] = []
     failed: list[str] = []
-    with ending_on_sigterm(), Client() as client:
-        for arm in (arm for arms in stats.balanced(plan.arms, plan.rounds) for arm in arms):
-            with said(failed, f"{arm}'s server"), launched(plan, arm) as (url, model):
+    order = [arm for arms in stats.balanced(plan.arms, plan.rounds) for arm in arms]
+    total = len(order) * len(plan.concurrencies)
+    with ending_on_sigterm(), Client() as client, Progress(total, "run") as progress:
+        for number, arm in enumerate(order, 1):
+            with said(failed, f"{arm}'s server", progress), launched(plan, arm, progress) as (url, model):
                 for users in plan.concurrencies:
-                    with said(failed, f"{arm} at {users} users"):
+                    with said(failed, f"{arm} at {users} users", progress):
                         got, counted = measured(plan, client, url, model, users)
                         steps[arm, users] += counted
                         facts = facts_of(plan, arm, users, served.coverage(steps[arm, users]), tree)
                         lines.append(served.summary([*runs[arm, users], got], facts))
                         runs[arm, users].append(got)
                         served.append(out, lines[-1])
-                        print(_short(lines[-1]), flush=True)
+                        progress.say(_short(lines[-1]))
+                        progress.advance()
+            progress.reach(number * len(plan.concurrencies))
     print(served.table(served.latest(lines)))
     print(f"lines: {out}")
     if failed:
@@ -159,13 +164,13 @@ def run(args: argparse.Namespace, results: Path, tree: str) -> int:
 
 
 @contextmanager
-def said(failed: list[str], what: str) -> Iterator[None]:
+def said(failed: list[str], what: str, progress: Progress) -> Iterator[None]:
     """Print an error of one part, note it in ``failed``, and let the next part run."""
     try:
         yield
     except ForkError as error:
         failed.append(what)
-        print(f"{what}: failed: {error}", flush=True)
+        progress.say(f"{what}: failed: {error}")
 
 
 @contextmanager
@@ -179,7 +184,7 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def launched(plan: Plan, arm: str) -> Iterator[tuple[str, Path]]:
+def launched(plan: Plan, arm: str, progress: Progress) -> Iterator[tuple[str, Path]]:
     """A server of one arm: its address and its model folder. It is ended in the end."""
     name = f"bench-{arm}"
     shell = {k: v for k, v in os.environ.items() if k not in ("HOST", "PORT", "MEGAKERNEL", "SLOTS")}
@@ -200,9 +205,10 @@ def launched(plan: Plan, arm: str) -> Iterator[tuple[str, Path]]:
         if plan.accept_length:
             os.environ[SIMULATED] = str(plan.accept_length)
         try:
-            code = start.launch(
-                resolution, profile, name, is_tiny=is_tiny, timeout_s=start.TIMEOUT_S, detach=True
-            )
+            with progress.aside():
+                code = start.launch(
+                    resolution, profile, name, is_tiny=is_tiny, timeout_s=start.TIMEOUT_S, detach=True
+                )
         finally:
             os.environ.pop(SIMULATED, None)
         if code:

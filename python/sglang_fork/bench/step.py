@@ -30,6 +30,7 @@ from typing import Any
 
 from sglang_fork.bench import precompile, record, routing, slices, stats
 from sglang_fork.bench.job import Job, measurement, read_jobs
+from sglang_fork.bench.progress import Progress
 from sglang_fork.errors import ForkError
 
 # Tokens of the KV pool: enough for 8 requests of 4096, little beside the weights.
@@ -157,32 +158,45 @@ def measure(jobs: Sequence[Job], out: Path, lock: Path | None = None) -> int:
     register(lock)
     engine.Weights().install()
     started: list[Started] = []
-    failed = 0
-    for job in jobs:
-        try:
-            with telling_where():
-                started.append(_start(job, facts))
-            with alone(lock):
-                if "copy" not in facts:
-                    facts["copy"], facts["read"] = timing.bandwidth()
-                    torch.cuda.empty_cache()
-                    print(f"copy {facts['copy']:.2f} TB/s, read only {facts['read']:.2f} TB/s", flush=True)
-                _time(started[-1], out)
-        except Exception:
-            failed += 1
-            print(f"{_named(job)}: failed", flush=True)
-            traceback.print_exc()
-    # Last: an attached profiler slows every later replay. Its lines supersede those without kernels.
-    for one in started:
-        if one.job.profile and one.timed:
+    failed = over = 0
+    with Progress(sum(_cases(job) for job in jobs), "case") as progress:
+        for job in jobs:
             try:
+                with telling_where(), progress.aside():
+                    started.append(_start(job, facts))
                 with alone(lock):
-                    _profile(one, out)
+                    if "copy" not in facts:
+                        facts["copy"], facts["read"] = timing.bandwidth()
+                        torch.cuda.empty_cache()
+                        progress.say(f"copy {facts['copy']:.2f} TB/s, read only {facts['read']:.2f} TB/s")
+                    _time(started[-1], out, progress)
             except Exception:
                 failed += 1
-                print(f"{_named(one.job)}: not profiled", flush=True)
-                traceback.print_exc()
+                with progress.aside():
+                    print(f"{_named(job)}: failed", flush=True)
+                    traceback.print_exc()
+            over += _cases(job)
+            progress.reach(over)
+    # Last: an attached profiler slows every later replay. Its lines supersede those without kernels.
+    wanted = [one for one in started if one.job.profile and one.timed]
+    over = 0
+    with Progress(sum(len(one.timed) for one in wanted), "profiled case") as progress:
+        for one in wanted:
+            try:
+                with alone(lock):
+                    _profile(one, out, progress)
+            except Exception:
+                failed += 1
+                with progress.aside():
+                    print(f"{_named(one.job)}: not profiled", flush=True)
+                    traceback.print_exc()
+            over += len(one.timed)
+            progress.reach(over)
     return failed
+
+
+def _cases(job: Job) -> int:
+    return len(job.requests) * len(job.cases)
 
 
 def _named(job: Job) -> str:
@@ -274,23 +288,25 @@ def tune_experts(job: Job, rank: slices.Slice, model: Any) -> None:
         print(f"tuned {path} in {time.monotonic() - began:.0f} s: {json.dumps(chosen)}", flush=True)
 
 
-def _time(one: Started, out: Path) -> None:
+def _time(one: Started, out: Path, progress: Progress) -> None:
     for requests in sorted(one.job.requests):
         for case in one.job.cases:
-            one.timed.append((requests, case, _case(one, requests, case, out)))
+            one.timed.append((requests, case, _case(one, requests, case, out, progress)))
+            progress.advance()
 
 
-def _profile(one: Started, out: Path) -> None:
+def _profile(one: Started, out: Path, progress: Progress) -> None:
     from sglang_fork.bench import engine, timing
 
     engine.activate(one.runner)
     for requests, case, lines in one.timed:
-        _, replays = _prepare(one, requests, case)
+        _, replays = _prepare(one, requests, case, progress)
         for line in lines:
             arm = f"{line.arm}:{line.slots}" if f"{line.arm}:{line.slots}" in one.arms else line.arm
             kernels = timing.kernel_times(replays[f"{arm}:layers"])
             record.append(out, _profiled(line, kernels))
-            print(_short(_profiled(line, kernels)), flush=True)
+            progress.say(_short(_profiled(line, kernels)))
+        progress.advance()
 
 
 def _profiled(line: record.Measurement, kernels: dict[str, tuple[float, float]]) -> record.Measurement:
@@ -301,7 +317,9 @@ def _profiled(line: record.Measurement, kernels: dict[str, tuple[float, float]])
     )
 
 
-def _prepare(one: Started, requests: int, case: str) -> tuple[routing.Routing, dict[str, Any]]:
+def _prepare(
+    one: Started, requests: int, case: str, progress: Progress
+) -> tuple[routing.Routing, dict[str, Any]]:
     """Impose and check a case's routing; (the routing, a replay of each arm and part). Where stock runs alone
     and its router cannot be led, the routing is what it chose."""
     from sglang_fork.bench import engine
@@ -318,7 +336,7 @@ def _prepare(one: Started, requests: int, case: str) -> tuple[routing.Routing, d
     except ForkError as error:
         if len(one.arms) > 1:
             raise
-        print(f"routing not imposed: {error}", flush=True)
+        progress.say(f"routing not imposed: {error}")
         drawn = engine.routing_of(one.chosen[requests], rank.experts)
     return drawn, {
         f"{arm}:{part}": engine.replayer(one.graphs, batch, arm, part)
@@ -327,14 +345,14 @@ def _prepare(one: Started, requests: int, case: str) -> tuple[routing.Routing, d
     }
 
 
-def _case(one: Started, requests: int, case: str, out: Path) -> list[record.Measurement]:
+def _case(one: Started, requests: int, case: str, out: Path, progress: Progress) -> list[record.Measurement]:
     """Time one case; its lines, one an arm, are appended to ``out`` at once."""
     import torch
 
     from sglang_fork.bench import timing
 
     job, rank, facts = one.job, one.rank, one.facts
-    drawn, replays = _prepare(one, requests, case)
+    drawn, replays = _prepare(one, requests, case, progress)
     samples = timing.alternate(replays, rounds=job.rounds, replays=job.replays)
     lines = []
     for arm in one.arms:
@@ -355,7 +373,7 @@ def _case(one: Started, requests: int, case: str, out: Path) -> list[record.Meas
             )
         )
         record.append(out, lines[-1])
-        print(_short(lines[-1]), flush=True)
+        progress.say(_short(lines[-1]))
     return lines
 
 

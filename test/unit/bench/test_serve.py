@@ -13,6 +13,7 @@ import pytest
 from sglang_fork import cli, memory
 from sglang_fork.bench import client, dummy, load, serve, served, traffic
 from sglang_fork.bench.load import Answer
+from sglang_fork.bench.progress import Progress
 from sglang_fork.errors import ForkError
 
 
@@ -218,7 +219,7 @@ def test_the_accept_length_reaches_the_server_and_nothing_after_it(monkeypatch, 
     monkeypatch.setattr(serve.env, "built_profile", lambda: "cuda")
     plan = serve.plan_of(arguments("--dummy", "--accept-length", "2.99", "--slots", "moe"), gpu=True)
     for arm in plan.arms:
-        with pytest.raises(ForkError, match="stopped here"), serve.launched(plan, arm):
+        with pytest.raises(ForkError, match="stopped here"), serve.launched(plan, arm, Progress(1, "run")):
             pass
     assert serve.SIMULATED not in serve.os.environ
     forced, mode, words = seen["bench-mega"]
@@ -242,7 +243,7 @@ class Servers:
         monkeypatch.setattr(serve, "_post", lambda url: self.sent.append((url,)))
 
     @contextlib.contextmanager
-    def launched(self, plan, arm):
+    def launched(self, plan, arm, progress):
         self.started.append(arm)
         if arm in self.broken:
             raise ForkError(f"{arm} does not start")
