@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -410,11 +411,11 @@ def test_a_job_or_a_profile_that_fails_leaves_the_others(monkeypatch, tmp_path, 
             raise RuntimeError("does not start")
         return step.Started(job, job.slice(), None, {}, None, {}, facts)
 
-    def time_it(one, out):
+    def time_it(one, out, progress):
         done.append(one.job.preset)
         one.timed.append((1, "independent", []))
 
-    def profile(one, out):
+    def profile(one, out, progress):
         done.append(f"profile {one.job.preset}")
         if one.job.preset == "b":
             raise RuntimeError("profiler")
@@ -431,3 +432,8 @@ def test_a_job_or_a_profile_that_fails_leaves_the_others(monkeypatch, tmp_path, 
     assert done == ["b", "c", "d", "profile b", "profile c", "profile d"]
     shown = capsys.readouterr().out
     assert "qwen3_5 bf16 decode x1: failed" in shown and "qwen3_5 bf16 decode x1: not profiled" in shown
+    # Two cases a job, and one of the stand-in's to profile: those of a part that failed count as over.
+    assert re.findall(r"case \d+ of \d+", shown) == [
+        *(f"case {n} of 8" for n in (2, 4, 6, 8)),
+        *(f"case {n} of 3" for n in (1, 2, 3)),
+    ]
