@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The covered step of GLM and Kimi K3 in real SGLang on the CPU: an all-stock plan is SGLang's
-forward bit for bit, the kernels agree with their twins, a planted wrong kernel is named.
+"""The covered step of DeepSeek-V4.1, GLM and Kimi K3 in real SGLang on the CPU: an all-stock plan is
+SGLang's forward bit for bit, the kernels agree with their twins, a planted wrong kernel is named.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 SCENARIOS = Path(__file__).with_name("family_scenarios.py")
-CHECKPOINTS = {"glm_moe_dsa": "glm_moe_dsa", "kimi_k3": "kimi_k3"}
-KERNELS = {"glm_moe_dsa": {"sparse_mla"}, "kimi_k3": set()}
+CHECKPOINTS = {"deepseek_v4": "deepseek_v41", "glm_moe_dsa": "glm_moe_dsa", "kimi_k3": "kimi_k3"}
+KERNELS = {"deepseek_v4": {"mhc"}, "glm_moe_dsa": {"sparse_mla"}, "kimi_k3": set()}
 # Listed too, and left to its stock twin by the plan: the CuTe DSL has no emulation.
 ON_GPUS_ALONE = {"glm_moe_dsa": {"q_norm"}}
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,10 +98,13 @@ def test_assembled_wants_every_entry_and_says_spills(tmp_path: Path) -> None:
 
 
 def test_a_family_that_no_test_runs_in_sglang_has_no_such_claim(tmp_path: Path) -> None:
-    text = page(tmp_path)
-    kimi, deepseek = text.split("## kimi_k3")[1], text.split("## deepseek_v4")[1].split("## ")[0]
+    kimi = page(tmp_path).split("## kimi_k3")[1]
     assert "e2e/mega/test_families.py" in kimi
-    assert "kernels/deepseek_v4/test_steps.py" in deepseek and "e2e/" not in deepseek
+    slot = SimpleNamespace(
+        name="moe", entries=(), numerics=SimpleNamespace(test="test/e2e/mega/test_families.py")
+    )
+    assert status.emulated("kimi_k3", slot, {}) == "`e2e/mega/test_families.py`"
+    assert status.emulated("another_family", slot, {}) == ""
 
 
 def test_a_width_takes_the_form_that_serves_it(tmp_path: Path) -> None:

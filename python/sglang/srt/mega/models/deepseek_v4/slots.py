@@ -7,7 +7,7 @@ from sglang.srt.mega import slots
 from sglang.srt.mega.slots import BITWISE, TOLERANCE, Numerics, Slot
 
 MAX_ROWS = 48  # eight requests of DSpark's six tokens
-PARITY = "test/kernels/deepseek_v4/test_steps.py"  # the kernel alone: parity in SGLang does not hold yet
+PARITY = "test/e2e/mega/test_families.py"
 
 SLOTS = slots.table(
     [

@@ -17,6 +17,11 @@ from sglang.srt.mega.plan import Cause, Unavailable
 from sglang.srt.mega.slots import Slot
 from sglang.srt.mega.view import StepView
 
+SGLANG_READS = {
+    "body srt/layers/engram.py::EngramHasher.init_history",
+    "body srt/layers/engram.py::EngramHasher.forward",
+}
+
 
 def model_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
     """What only the loaded model shows."""
@@ -38,12 +43,17 @@ def bound(model: torch.nn.Module, hf_config: Any) -> Bound:
         reason = binder.refusal(layers)
         return None if reason is None else Unavailable(Cause.WEIGHTS, reason, "the stock step runs it")
 
+    def written(slot: str, layer: Any, view: StepView) -> Written:
+        """The buffers that a slot, or the whole step, writes. A decode step commits its tokens to Engram's
+        history before the layers.
+        """
+        if slot == STEP:
+            hasher = model.model.engram_hasher
+            history = None if hasher is None else hasher.history
+            return everything(kv_pool=view.kv_pool, engram_history=history)
+        return everything(kv_pool=view.kv_pool) if slot == "attention" else {}
+
     return Bound(written, unavailable, lambda slots: binder.bind_mhc(layers, device))
-
-
-def written(slot: str, layer: Any, view: StepView) -> Written:
-    """The buffers that a slot, or the whole step, writes."""
-    return everything(kv_pool=view.kv_pool) if slot in (STEP, "attention") else {}
 
 
 SPEC = family_spec(
