@@ -23,9 +23,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @pytest.fixture(scope="module")
 def engine(tiny):
-    from cpu_engine.harness import cpu_engine
+    from cpu_engine.local import local_engine
 
-    with cpu_engine(
+    with local_engine(
         "deepseek_v41", tiny("deepseek_v41"), context_length=1536, chunked_prefill_size=256
     ) as running:
         yield running

@@ -20,9 +20,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @pytest.fixture(scope="module")
 def engine(tiny):
-    from cpu_engine.harness import cpu_engine
+    from cpu_engine.local import local_engine
 
-    with cpu_engine("kimi_k3", tiny("kimi_k3"), chunked_prefill_size=32) as running:
+    with local_engine("kimi_k3", tiny("kimi_k3"), chunked_prefill_size=32) as running:
         yield running
 
 

@@ -47,7 +47,7 @@ def ask(tokens: list[int], count: int, **settings: Any) -> Any:
 
 
 def test_decode_equals_re_prefill(engine, draw) -> None:
-    from cpu_engine.harness import re_prefill_mismatches
+    from cpu_engine.rescore import re_prefill_mismatches
 
     assert re_prefill_mismatches(engine, [prompt(draw, 13), prompt(draw, 70)], 12) == []
 

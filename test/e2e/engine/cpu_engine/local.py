@@ -49,6 +49,7 @@ class Reply:
     input_logprobs: list[float | None]
     output_logprobs: list[float]
     top_logprobs: list[list[float]]
+    input_top: list[list[tuple[float, int]]]  # a prompt token: the likeliest and their log-probabilities
 
 
 @dataclass
@@ -114,7 +115,7 @@ class Shop:
 
         if isinstance(output, AbortReq):
             reason = output.finished_reason or {"type": "abort"}
-            self.done[output.rid] = Reply([], "", dict(reason), 0, 0, 0, [], [], [])
+            self.done[output.rid] = Reply([], "", dict(reason), 0, 0, 0, [], [], [], [])
         elif isinstance(output, BatchTokenIDOutput):
             for i, rid in enumerate(output.rids):
                 if output.finished_reasons[i] is not None:
@@ -136,6 +137,12 @@ class Shop:
             list(of("input_token_logprobs_val", [])),
             list(of("output_token_logprobs_val", [])),
             [list(row or []) for row in of("output_top_logprobs_val", [])],
+            [
+                list(zip(values or [], indices or [], strict=True))
+                for values, indices in zip(
+                    of("input_top_logprobs_val", []), of("input_top_logprobs_idx", []), strict=True
+                )
+            ],
         )
 
     def ingest(self) -> list[Any]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from .harness import GREEDY, CpuEngine
+from .local import Ask, Local
 
 
 @dataclass(frozen=True)
@@ -29,40 +28,46 @@ class Rescored:
         return max(abs(a - b) for a, b in zip(self.decoded, self.prefilled, strict=True))
 
 
-def rescore(
-    engine: CpuEngine, prompts: Sequence[Sequence[int]], tokens: int, **sampling: Any
-) -> list[Rescored]:
+def rescore(engine: Local, prompts: Sequence[Sequence[int]], tokens: int) -> list[Rescored]:
     """Decodes ``tokens`` greedily for every prompt at once, then prefills each whole text alone.
 
     The cache is emptied before every prefill, so that it computes everything itself.
     """
     engine.flush()
-    out = engine.engine.generate(
-        input_ids=[list(p) for p in prompts],
-        sampling_params={**GREEDY, "max_new_tokens": tokens, **sampling},
-        return_logprob=True,
-    )
     rescored = []
-    for prompt, reply in zip(prompts, out, strict=True):
-        made = reply["output_ids"]
-        assert len(made) == tokens
+    for prompt, reply in zip(
+        prompts, engine.serve([Ask(list(p), tokens, logprobs=True) for p in prompts]), strict=True
+    ):
+        assert len(reply.tokens) == tokens
         engine.flush()
-        whole = engine.engine.generate(
-            input_ids=[[*prompt, *made]],
-            sampling_params={**GREEDY, "max_new_tokens": 1},
-            return_logprob=True,
-            logprob_start_len=0,
-            top_logprobs_num=1,
-        )[0]["meta_info"]
-        assert whole["cached_tokens"] == 0
-        # SGLang scores the vocabulary's last token as token 0 in input_token_logprobs; the top one is right.
-        best = whole["input_top_logprobs"][len(prompt) :]
+        whole = engine.serve([Ask([*prompt, *reply.tokens], 1, logprobs=True, top_logprobs=1)])[0]
+        assert whole.cached == 0
+        # SGLang scores the vocabulary's last token as token 0 in input_logprobs; the top one is right.
+        best = [top[0] for top in whole.input_top[len(prompt) :]]
         rescored.append(
             Rescored(
-                tokens=made,
-                decoded=[entry[0] for entry in reply["meta_info"]["output_token_logprobs"]],
-                prefilled=[entry[0][0] for entry in best],
-                best=[entry[0][1] for entry in best],
+                tokens=reply.tokens,
+                decoded=reply.output_logprobs,
+                prefilled=[value for value, _ in best],
+                best=[token for _, token in best],
             )
         )
     return rescored
+
+
+def re_prefill_mismatches(engine: Local, prompts: Sequence[Sequence[int]], tokens: int) -> list[str]:
+    """Decodes ``tokens`` greedily, then asks the prefill for each of them again from scratch.
+
+    Returns a line for each token on which decode and prefill disagree. The cache is emptied in between, so
+    that the prefill computes everything itself.
+    """
+    wrong = []
+    decoded = engine.continuations(prompts, tokens)
+    for prompt, out in zip(prompts, decoded, strict=True):
+        assert len(out) == tokens
+        for k, token in enumerate(out):
+            engine.flush()
+            again = engine.continuations([[*prompt, *out[:k]]], 1)[0][0]
+            if again != token:
+                wrong.append(f"prompt of {len(prompt)}, token {k}: decode {token}, prefill {again}")
+    return wrong
