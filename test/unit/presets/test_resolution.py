@@ -216,7 +216,7 @@ ASKED_IN = {
     "SGLANG_FP8_POST_QUANT": "layers/quantization/post_quant.py",
     "SGLANG_MOE_NVFP4_DISPATCH": "layers/quantization/modelopt_quant.py",
     "SGLANG_NVFP4_POST_QUANT": "layers/quantization/post_quant.py",
-    "SGLANG_NVIDIA_MEGAKERNEL_SLOTS": "mega/models/qwen3_5/spec.py",
+    "SGLANG_NVIDIA_MEGAKERNEL_SLOTS": "mega/build.py",
     "SGLANG_SPEC_TP_SYNC": "speculative/spec_tp_sync.py",
 }
 # Variables of libraries: the file that reads each, below site-packages.
