@@ -21,6 +21,7 @@ from pathlib import Path
 from sglang_fork.bench.job import Job, write_jobs
 from sglang_fork.bench.progress import Progress
 from sglang_fork.errors import ForkError
+from sglang_fork.launch import process
 
 # Seconds that a worker has after SIGTERM before SIGKILL.
 GRACE_S = 10.0
@@ -92,7 +93,7 @@ def run(
     """Run each in turn, at most ``total_s`` seconds in all; returns the number that failed or had no time."""
     began = time.monotonic()
     missing = 0
-    with Progress(len(chosen), "baseline") as progress:
+    with process.ending_on_sigterm(), Progress(len(chosen), "baseline") as progress:
         for one in chosen:
             left = total_s - (time.monotonic() - began)
             if left < GRACE_S:
@@ -119,24 +120,24 @@ def limited(
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spec = Path(folder) / "jobs.json"
         write_jobs(spec, jobs)
-        process = subprocess.Popen([*worker, str(spec), str(out)], env=dict(environment), process_group=0)
+        child = subprocess.Popen([*worker, str(spec), str(out)], env=dict(environment), process_group=0)
         try:
-            code = process.wait(timeout=max(1.0, limit_s))
+            code = child.wait(timeout=max(1.0, limit_s))
         except subprocess.TimeoutExpired:
             code = 124
-            end(process)
+            end(child)
         except BaseException:
-            end(process)
+            end(child)
             raise
     return code, time.monotonic() - began
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(child: subprocess.Popen[bytes]) -> None:
     """End a worker's process group, its compilers too."""
     for number in (15, 9):
         try:
-            os.killpg(process.pid, number)
-            process.wait(timeout=GRACE_S)
+            os.killpg(child.pid, number)
+            child.wait(timeout=GRACE_S)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -142,7 +141,7 @@ def run(args: argparse.Namespace, results: Path, tree: str) -> int:
     failed: list[str] = []
     order = [arm for arms in stats.balanced(plan.arms, plan.rounds) for arm in arms]
     total = len(order) * len(plan.concurrencies)
-    with ending_on_sigterm(), Client() as client, Progress(total, "run") as progress:
+    with process.ending_on_sigterm(), Client() as client, Progress(total, "run") as progress:
         for number, arm in enumerate(order, 1):
             with said(failed, f"{arm}'s server", progress), launched(plan, arm, progress) as (url, model):
                 for users in plan.concurrencies:
@@ -171,16 +170,6 @@ def said(failed: list[str], what: str, progress: Progress) -> Iterator[None]:
     except ForkError as error:
         failed.append(what)
         progress.say(f"{what}: failed: {error}")
-
-
-@contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """A time limit's SIGTERM unwinds as Ctrl-C does, so that a started server is ended."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

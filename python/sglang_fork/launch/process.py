@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +84,16 @@ def end(identity: Identity, patience_s: float) -> bool:
     for member in started:
         _signal(member, signal.SIGKILL)
     return drained
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """A time limit's SIGTERM unwinds as Ctrl-C does, so that what the body started is ended."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(identity: Identity, seconds: float) -> bool:

@@ -2,6 +2,7 @@
 """Every baseline is a valid job, runs within its limit, and keeps its lines when time runs out."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -78,6 +79,23 @@ def test_a_worker_out_of_time_ends_with_its_compilers_and_keeps_its_lines(tmp_pa
     assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
+def test_sigterm_ends_the_worker_too(tmp_path, monkeypatch):
+    """A time limit around the command must not leave a worker on the card."""
+    workers, wait = [], subprocess.Popen.wait
+
+    def terminated(process, timeout=None):
+        if timeout == 7777:
+            workers.append(process)
+            signal.raise_signal(signal.SIGTERM)
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", terminated)
+    one = baselines.Baseline("k3", ("Kimi-K3 --stock-only",), 7777)
+    with pytest.raises(SystemExit) as ended:
+        baselines.run([one], tmp_path / "out", bench.parsed_job, worker("hang"), os.environ)
+    assert ended.value.code == 143 and workers[0].returncode == -signal.SIGTERM
+
+
 def test_a_failed_baseline_leaves_the_next_and_the_total_is_kept(tmp_path, capsys):
     out, step = tmp_path / "out", ("Kimi-K3 --stock-only",)
     chosen = [baselines.Baseline(name, step, 50) for name in "ab"]
@@ -119,6 +137,55 @@ def test_marlins_two_modules_compile_at_once_beside_the_load(monkeypatch):
             return None
 
     monkeypatch.setattr(precompile.subprocess, "Popen", Compiler)
+    monkeypatch.setattr(precompile, "nvcc", lambda: Path("/cuda/bin/nvcc"))
     with precompile.compiling(precompile.modules("kimi_k3", "mxfp4", {})):
         assert started == [["True", "False"], ["True", "True"]], "before the body, and not waited for"
     assert precompile.main([]) == 2
+
+
+def test_without_a_compiler_one_line_says_so_and_the_load_goes_on(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(precompile.subprocess, "Popen", None)
+    loaded = False
+    with precompile.compiling(precompile.modules("kimi_k3", "mxfp4", {})):
+        loaded = True
+    shown = capsys.readouterr()
+    assert loaded and shown.out.count("\n") == 1 and "no nvcc in CUDA_HOME" in shown.out and not shown.err
+    with precompile.compiling([]):
+        assert capsys.readouterr().out == "", "nothing to compile is nothing to say"
+
+
+def test_the_compiler_is_cuda_homes_then_paths(monkeypatch, tmp_path):
+    for name in ("home", "path"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "bin" / "nvcc").touch(mode=0o755)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    assert precompile.nvcc() == tmp_path / "path" / "bin" / "nvcc"
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    assert precompile.nvcc() == tmp_path / "home" / "bin" / "nvcc"
+
+
+def test_a_module_that_does_not_compile_is_one_line_with_the_compilers_reason(monkeypatch, capsys):
+    text = "Failed to build JIT module\nninja: job failed\nnvcc fatal   : Unsupported gpu architecture\n"
+    for raised, told in (
+        (RuntimeError(text), "RuntimeError: nvcc fatal   : Unsupported gpu architecture"),
+        (ImportError("no torch"), "ImportError: no torch"),
+        (ValueError(), "ValueError: no reason given"),
+    ):
+
+        def failing(*words, raised=raised):
+            raise raised
+
+        monkeypatch.setattr(precompile, "compile_module", failing)
+        assert precompile.main(["False", "True", "9.0"]) == 1
+        shown = capsys.readouterr()
+        assert shown.err == f"Marlin's kernel (bias False, zeroed True) is not compiled ahead: {told}\n"
+
+
+def test_a_module_is_asked_for_by_its_words(monkeypatch):
+    asked = []
+    monkeypatch.setattr(precompile, "compile_module", lambda *words: asked.append(words))
+    assert precompile.main(["True", "False"]) == precompile.main(["False", "True", "9.0"]) == 0
+    assert asked == [(True, False, ""), (False, True, "9.0")]
