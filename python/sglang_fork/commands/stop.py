@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import argparse
+import re
+from pathlib import Path
 
 from sglang_fork.errors import ForkError
-from sglang_fork.launch import process, record
+from sglang_fork.launch import process, ready, record
 from sglang_fork.launch.serve import DRAIN_S
 
 HELP = "drain and end a server that this tool started"
+# SGLang's log says this every few seconds while it drains.
+LEFT = re.compile(r"Remaining number of requests (\d+)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +49,18 @@ def stop(name: str, patience_s: float) -> None:
         now = process.identify(pid)
         other = f"; process {pid} is another one now and was left alone" if now else ""
         print(f"{name} had ended{other}")
-    elif process.end(known.identity, patience_s):
-        print(f"{name} drained and ended")
     else:
-        print(f"{name} did not end within {patience_s:.0f} s and was killed")
+        print(f"draining {name} (at most {patience_s:.0f} s)", flush=True)
+        if process.end(known.identity, patience_s):
+            print(f"{name} drained and ended")
+        else:
+            print(f"{name} did not end within {patience_s:.0f} s and was killed{unfinished(known.log)}")
     known.forget()
+
+
+def unfinished(log: Path) -> str:
+    """What a killed server still had to do, by its log; nothing where it does not say."""
+    said = LEFT.findall(ready.LogTail(log).tail(50))
+    if not said or said[-1] == "0":
+        return ""
+    return f": {said[-1]} requests were left; it takes new ones while it drains, so end its clients first"

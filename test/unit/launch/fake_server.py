@@ -6,6 +6,7 @@ follower answer /health alone, as the dummy health server of node 1 does
 crash    log two lines and end with exit code 7
 hang     start, never answer
 stubborn serve, and ignore SIGTERM
+busy     as stubborn, and log what SGLang does while requests are under way
 orphans  serve, with a child process that ignores SIGTERM
 keyed    serve, and ask for the key in ``FAKE_KEY`` at /v1/models
 """
@@ -84,7 +85,10 @@ def main() -> None:
 
     def on_term(number: int, frame: object) -> None:
         print("SIGTERM received: draining", flush=True)
-        if MODE != "stubborn":
+        if MODE == "busy":
+            for left in (3, 2):
+                print(f"Gracefully exiting... Remaining number of requests {left}. Remaining", flush=True)
+        elif MODE != "stubborn":
             threading.Thread(target=server.shutdown).start()
 
     signal.signal(signal.SIGTERM, on_term)

@@ -116,8 +116,15 @@ def test_stop_kills_what_ignores_sigterm(machine: Any) -> None:
     machine.serve(FAKE_SERVER="stubborn")
     pid = machine.pid()
     stopped = machine.run("stop", "--timeout", "1")
-    assert "was killed" in stopped.stdout and not machine.running(pid)
+    assert stopped.stdout.splitlines()[0] == f"draining {PRESET}-tiny (at most 1 s)"
+    assert stopped.stdout.rstrip().endswith("was killed") and not machine.running(pid)
     assert "SIGTERM received" in machine.log(), "it was asked first"
+
+
+def test_stop_says_what_a_busy_server_had_left(machine: Any) -> None:
+    machine.serve(FAKE_SERVER="busy")
+    stopped = machine.run("stop", "--timeout", "1")
+    assert "within 1 s and was killed: 2 requests were left" in stopped.stdout
 
 
 def test_stop_ends_the_children_that_a_server_leaves(machine: Any) -> None:
