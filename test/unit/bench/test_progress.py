@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A bar on a terminal, counted lines elsewhere, each line once; without tqdm counted lines everywhere."""
 
 import contextlib

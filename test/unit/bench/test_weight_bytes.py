@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weight bytes are what a step must read: counted by hand for each format, held against the parameters that
 SGLang makes, and the same as in every committed line."""
 
