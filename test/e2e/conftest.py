@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sglang_fork import cpu_flags
+from sglang_fork.paths import ROOT
 
 # Engines and servers import the families' model files alone, as the launcher's tiny servers do.
 PACKAGE = "SGLANG_EXTERNAL_MODEL_PACKAGE"
@@ -23,14 +24,14 @@ for folder in ("engine", "http"):
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The random checkpoint of a family, made once a session; the trained Qwen3.5 serves ``test_acceptance``
-    and the servers.
-    """
+    """A family's tiny checkpoint: Qwen3.5's trained one; the others' random ones, made once a session."""
     from sglang_fork.checkpoints import make
 
     folder = tmp_path_factory.mktemp("tiny")
 
     def checkpoint(family: str) -> Path:
+        if family == "qwen3_5":
+            return ROOT / "test" / "checkpoints" / family
         path = folder / family
         return path if path.exists() else make.make(family, path)
 

@@ -126,7 +126,7 @@ class Shop:
             values = getattr(output, name, None)
             return default if not values or values[i] is None else values[i]
 
-        tokens = list(self.requests[rid].output_ids)
+        tokens = list(self.requests[rid].output_ids_through_stop)  # a verify step may commit more
         return Reply(
             tokens,
             self.scheduler.tokenizer.decode(tokens, skip_special_tokens=True),
