@@ -18,6 +18,7 @@ pytestmark = pytest.mark.e2e
 # Relative L1 error of a row of state: FP32 sums in another order, and the FP4 roundings that they may flip.
 # The row of another token is off by about 1.
 ROW_ERROR = 1e-2
+PAGE = 256  # tokens: what the radix cache keeps whole, and a chunk of the prefill
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +36,26 @@ def prompts(seed: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain(tiny, prompts) -> list[list[int]]:
-    """Continuations without a draft, long enough for every accepted length in any order."""
+def long(seed: int) -> list[int]:
+    """A prompt of a whole page and a part, of odd length."""
+    draw = random.Random(seed + 1)
+    return [draw.randrange(3, 470) for _ in range(PAGE + 151)]
+
+
+@pytest.fixture(scope="module")
+def continuations(tiny, prompts, long) -> tuple[list[list[int]], list[int]]:
+    """Of ``prompts`` and of ``long``, without a draft and each prompt in one chunk."""
     from cpu_engine.local import local_engine
 
     with local_engine("deepseek_v41", tiny("deepseek_v41")) as engine:
-        return engine.continuations(prompts, rounds_length() + DRAFT + 3)
+        short = engine.continuations(prompts, rounds_length() + DRAFT + 3)
+        return short, engine.continuations([long], 8)[0]
+
+
+@pytest.fixture(scope="module")
+def plain(continuations) -> list[list[int]]:
+    """Long enough for every accepted length in any order."""
+    return continuations[0]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +63,7 @@ def drafting(tiny):
     from cpu_engine.local import local_engine
 
     settings = {"speculative_algorithm": "DSPARK", "speculative_dspark_block_size": DRAFT}
-    with local_engine("deepseek_v41", tiny("deepseek_v41"), **settings) as engine:
+    with local_engine("deepseek_v41", tiny("deepseek_v41"), chunked_prefill_size=PAGE, **settings) as engine:
         yield engine
 
 
@@ -63,9 +78,17 @@ def test_a_request_that_samples_beside_one_that_does_not(drafting, prompts, plai
 
     drafting.flush()
     asks = [Ask(prompts[0], 12), *(Ask(prompts[0], 12, {"temperature": 3.0}) for _ in range(3))]
-    replies = [reply.tokens[:12] for reply in drafting.serve(asks)]
+    replies = [reply.tokens for reply in drafting.serve(asks)]
     assert replies[0] == plain[0][:12]
     assert len({tuple(tokens) for tokens in replies}) == 4, "sampled: not greedy, and not each other"
+
+
+def test_chunks_and_a_cached_page_change_neither_tokens_nor_state(drafting, long, continuations) -> None:
+    replies, errors = drafting.call(forced_dspark.cached_and_chunked, long, 8)
+    assert [reply.cached for reply in replies] == [0, PAGE]
+    assert [reply.tokens for reply in replies] == [continuations[1]] * 2
+    assert {name: error for name, error in errors.items() if error > ROW_ERROR} == {}
+    assert any(name.startswith("draft context") for name in errors)
 
 
 def test_every_accepted_length_leaves_the_state_of_a_re_prefill(drafting, prompts, plain, seed) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .local import Ask, Shop
+from .local import Ask, Reply, Shop
 
 DRAFT = 5
 VOCABULARY = 512
@@ -76,11 +76,8 @@ def run(
                 proposal.draft_block.draft_tokens[row, place] = (truth + (place >= wanted)) % VOCABULARY
         return proposal
 
-    def live() -> list[Any]:
-        return [shop.requests[name] for name in shop.waiting_for if name in shop.requests]
-
     def watch(scheduler: Any) -> None:
-        for request in live():
+        for request in asked(shop):
             i, done = index_of(request), len(request.output_ids)
             if request.finished() or done == seen[i]:
                 continue
@@ -99,17 +96,43 @@ def run(
     errors = []
     for text, kept in snapshots:
         shop.flush()
-        again: dict[str, Any] = {}
-
-        def watch_prefill(scheduler: Any, length: int = len(text), again: dict[str, Any] = again) -> None:
-            for request in live():
-                if not again and len(request.output_ids) == 1 and not request.finished():
-                    again.update(state(scheduler, request, length))
-
-        shop.serve([Ask(text, 3)], watch_prefill)
-        assert again.keys() == kept.keys()
-        errors.append({name: row_error(kept[name], again[name]) for name in kept})
+        errors.append(row_errors(kept, prefilled(shop, text, 3)[1]))
     return [reply.tokens for reply in replies], accepted, errors
+
+
+def cached_and_chunked(
+    shop: Shop, prompt: Sequence[int], tokens: int
+) -> tuple[list[Reply], dict[str, float]]:
+    """In the scheduler's process: ``prompt`` with an empty cache, and again with what that left there.
+
+    Returns both replies, and the largest relative error of a row of each kind of state.
+    """
+    shop.flush()
+    cold, state_cold = prefilled(shop, prompt, tokens)
+    warm, state_warm = prefilled(shop, prompt, tokens)
+    return [cold, warm], row_errors(state_warm, state_cold)
+
+
+def asked(shop: Shop) -> list[Any]:
+    """The requests that are being served."""
+    return [shop.requests[name] for name in shop.waiting_for if name in shop.requests]
+
+
+def prefilled(shop: Shop, text: Sequence[int], tokens: int) -> tuple[Reply, dict[str, Any]]:
+    """The reply to ``text`` of ``tokens`` tokens, and the state that its prefill left."""
+    kept: dict[str, Any] = {}
+
+    def watch(scheduler: Any) -> None:
+        for request in asked(shop):
+            if not kept and len(request.output_ids) == 1 and not request.finished():
+                kept.update(state(scheduler, request, len(text)))
+
+    return shop.serve([Ask(list(text), tokens)], watch)[0], kept
+
+
+def row_errors(got: dict[str, Any], wanted: dict[str, Any]) -> dict[str, float]:
+    assert got.keys() == wanted.keys() and got
+    return {name: row_error(rows, wanted[name]) for name, rows in got.items()}
 
 
 def row_error(got: Any, wanted: Any) -> float:
