@@ -69,7 +69,8 @@ class Shop:
     """The child's side: a scheduler and the requests that it serves."""
 
     def __init__(self, family: str, model: Path, overrides: Mapping[str, Any]) -> None:
-        os.environ.update(cpu_flags.FAMILIES[family].environment)
+        for name, value in cpu_flags.FAMILIES[family].environment.items():
+            os.environ.setdefault(name, value)
         from sglang.srt.managers import schedule_batch
         from sglang.srt.managers.scheduler import Scheduler, configure_scheduler_process
         from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
