@@ -25,6 +25,7 @@ pytestmark = pytest.mark.e2e
 
 # A preset, and the draft steps that it keeps on a CPU. DSpark drafts a block in one; Kimi K3 has no draft.
 PRESETS = {"Qwen3.5-397B-NVFP4": 6, "GLM-5.3-NVFP4": 3, "DeepSeek-V4.1-Flash": 1, "Kimi-K3": None}
+CONTEXT = 8192  # the tiny twins'
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, "temperature": 0}
 
 
@@ -95,11 +96,23 @@ def test_a_chat_is_answered_with_the_draft_and_without(servers) -> None:
 
 def test_a_prompt_as_long_as_the_context_or_longer_or_empty_is_refused_in_words(servers) -> None:
     _, server, _ = servers
-    context = 8192  # the tiny twins'; with a draft, SGLang counts the slots that it keeps for a verify step
-    refusal = rf"The input \(\d+ tokens\) is longer than the model's context length \({context} tokens\)"
-    for length in (context, context + 1):
+    # With a draft, SGLang counts the slots that it keeps for a verify step.
+    refusal = rf"The input \(\d+ tokens\) is longer than the model's context length \({CONTEXT} tokens\)"
+    for length in (CONTEXT, CONTEXT + 1):
         status, answer = server.post("/v1/completions", {"prompt": [5] * length, "max_tokens": 1})
         assert status == 400 and re.search(refusal, answer["message"]), answer
     status, answer = server.post("/v1/completions", {"prompt": [], "max_tokens": 1})
     assert (status, answer["message"]) == (400, "Prompt cannot be empty")
     assert server.post("/v1/completions", {"prompt": [5, 6], "max_tokens": 2})[0] == 200, "it still serves"
+
+
+def test_the_longest_prompt_that_is_admitted_is_answered_and_one_token_more_is_refused(servers) -> None:
+    preset, server, _ = servers
+    if preset != "Qwen3.5-397B-NVFP4":
+        pytest.skip("one family is asked: thousands of tokens in plain torch take the others longer")
+    longest = CONTEXT - 7 - 1  # the slots of a verify step come off the context, and one token more
+    status, answer = server.post("/v1/completions", {"prompt": [5] * (longest + 1), "max_tokens": 1})
+    assert status == 400 and "longer than the model's context length" in answer["message"], answer
+    status, answer = server.post("/v1/completions", {"prompt": [5] * longest, "max_tokens": 1})
+    assert status == 200, answer
+    assert answer["usage"]["prompt_tokens"] == longest and answer["usage"]["completion_tokens"] == 1
