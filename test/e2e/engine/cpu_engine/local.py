@@ -27,14 +27,6 @@ PRELOAD = ("managers.scheduler", "speculative.eagle_worker_v2")
 GRACE_S = 10
 PATIENCE = 20_000  # event-loop iterations without an end that a test waits for
 
-SGLANG_READS = {
-    "body srt/managers/scheduler.py::run_scheduler_process",
-    "body srt/managers/scheduler.py::Scheduler.event_loop_normal",
-    "body srt/managers/scheduler.py::Scheduler.event_loop_overlap",
-    "body srt/managers/scheduler.py::Scheduler.ingest_requests",
-    "sig srt/managers/scheduler.py::Scheduler.flush_cache",
-}
-
 
 @dataclass(frozen=True)
 class Reply:
