@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -83,6 +84,18 @@ def make(family: str, out: Path) -> Path:
 
 
 def ensure(family: str) -> Path:
-    """The family's random checkpoint in the state folder, made when absent."""
+    """The family's random checkpoint in the state folder, made when absent: once, however many ask at once."""
     path = default_path(family)
-    return path if (path / "model.safetensors").is_file() else make(family, path)
+
+    def there() -> bool:
+        return (path / "model.safetensors").is_file()
+
+    if there():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_name(f".{path.name}.lock").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            return path if there() else make(family, path)
+    except OSError as error:
+        raise ForkError(f"cannot write {path}: {error.strerror}", code=1) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -154,3 +156,26 @@ def test_hash_routing_names_distinct_experts(tmp_path: Path) -> None:
     ids = memoryview(table.data).cast("i").tolist()
     assert set(ids) == set(range(8))
     assert all(first != second for first, second in zip(ids[::2], ids[1::2], strict=True))
+
+
+def test_of_several_starts_at_once_one_makes_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    together = threading.Barrier(4)
+
+    def write_folder(folder: Path, family: str) -> None:
+        made.append(folder)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    def ensure(_: int) -> Path:
+        together.wait()
+        return make.ensure("kimi_k3")
+
+    monkeypatch.setattr(make, "write_folder", write_folder)
+    monkeypatch.setattr(make, "default_path", lambda family: tmp_path / family)
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(ensure, range(4))) == {tmp_path / "kimi_k3"}
+    assert len(made) == 1
+    assert (tmp_path / "kimi_k3/model.safetensors").read_bytes() == b"weights"
