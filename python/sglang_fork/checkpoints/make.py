@@ -84,7 +84,7 @@ def make(family: str, out: Path) -> Path:
 
 
 def ensure(family: str) -> Path:
-    """The family's random checkpoint in the state folder, made when absent: once, however many ask at once."""
+    """The family's random checkpoint in the state folder, made when absent: once, if many ask at once."""
     path = default_path(family)
 
     def there() -> bool:
