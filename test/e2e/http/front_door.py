@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``./sglang.sh`` as the HTTP tests call it: the cpu profile, and a port that is free."""
+"""``./sglang.sh`` as the HTTP tests call it: in the cpu profile."""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 
 from sglang_fork.paths import ROOT
@@ -19,9 +18,3 @@ def sglang(*words: str, **shell: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=580,
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

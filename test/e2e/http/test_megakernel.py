@@ -8,8 +8,9 @@ import os
 import urllib.request
 
 import pytest
-from front_door import free_port, sglang
+from front_door import sglang
 
+from sglang_fork.launch.port import unused
 from sglang_fork.paths import state_dir
 
 pytestmark = pytest.mark.e2e
@@ -18,7 +19,7 @@ NAME = f"e2e-megakernel-{os.getpid()}"
 
 
 def test_on_serves_and_every_rank_says_active() -> None:
-    port = free_port()
+    port = unused()
     words = ["Qwen3.5-35B-A3B", "--tiny", "--detach", "--name", NAME, "--timeout", "500"]
     shell = {"PORT": str(port), "MEGAKERNEL": "on", "SGLANG_MEGAKERNEL_EMULATE": "1"}
     started = sglang(*words, **shell)
@@ -38,7 +39,7 @@ def test_on_serves_and_every_rank_says_active() -> None:
 
 
 def test_on_is_refused_with_the_reasons_where_no_gpu_is() -> None:
-    shell = {"MEGAKERNEL": "on", "PORT": str(free_port())}
+    shell = {"MEGAKERNEL": "on", "PORT": str(unused())}
     done = sglang("Qwen3.5-35B-A3B", "--tiny", "--detach", "--name", NAME, **shell)
     assert done.returncode == 2
     assert "cannot be served" in done.stderr and "no GPU is visible" in done.stderr

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_door import free_port, sglang
+from front_door import sglang
 
+from sglang_fork.launch.port import unused
 from sglang_fork.paths import ROOT, state_dir
 
 pytestmark = pytest.mark.e2e
@@ -60,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     key = tmp_path_factory.mktemp("key") / "key"
     key.write_text(KEY)
     key.chmod(0o600)
-    port = free_port()
+    port = unused()
     words = ["Qwen3.5-35B-A3B", "--tiny", "--detach", "--name", NAME, "--timeout", "500", "--"]
     started = sglang(
         *words,

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from front_door import free_port, sglang
+from front_door import sglang
 
+from sglang_fork.launch.port import unused
 from sglang_fork.paths import state_dir
 
 pytestmark = pytest.mark.e2e
@@ -57,7 +58,7 @@ class Server:
 
 
 def start(preset: str, disabled: bool) -> Server:
-    port = free_port()
+    port = unused()
     name = f"e2e-tiny-{os.getpid()}-{preset}{'-plain' if disabled else ''}"
     shell = {"PORT": str(port), **({"DISABLE_MTP": "1"} if disabled else {})}
     done = sglang(preset, "--tiny", "--detach", "--name", name, "--timeout", "500", **shell)
